@@ -1,0 +1,163 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"syscall"
+	"time"
+
+	"cloche.dev/agent/internal/api"
+	"cloche.dev/agent/internal/boot"
+	"cloche.dev/agent/internal/cgroup"
+	"cloche.dev/agent/internal/files"
+	"cloche.dev/agent/internal/link"
+	"cloche.dev/agent/internal/machine"
+	"cloche.dev/agent/internal/proc"
+	"cloche.dev/agent/internal/sys"
+	"cloche.dev/agent/internal/users"
+)
+
+const (
+	execCgroup = "/sys/fs/cgroup/exec"
+	portWait   = 30 * time.Second
+	// softMemory is where the collector begins to work harder. What a
+	// sandbox's user code may take leaves at least 24 MiB.
+	softMemory = 20 << 20
+)
+
+// run is the life of process 1. It never returns: if the machine cannot be
+// used, it is turned off, and the host sees that.
+func run() {
+	debug.SetMemoryLimit(softMemory)
+	if err := boot.Root(); err != nil {
+		boot.Log("cannot boot: %v", err)
+		time.Sleep(time.Second)
+		boot.PowerOff()
+	}
+	boot.Setup()
+	boot.Limits()
+	_ = syscall.Setgroups([]int{0})
+	// As process 1 the agent may not die of these, but commands inherit
+	// what is ignored: caught signals are reset for them.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE)
+	groups, err := cgroup.New(execCgroup, machine.Limits())
+	if err != nil {
+		boot.Log("no cgroups: %v", err)
+		groups = nil
+	}
+	server, err := assemble(groups, true)
+	if err != nil {
+		boot.Log("cannot start: %v", err)
+		boot.PowerOff()
+	}
+	go func() { _ = server.Serve() }()
+	for {
+		boot.Log("port: %v", servePort(server))
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+func servePort(s *link.Server) error {
+	port, err := link.OpenPort(portWait)
+	if err != nil {
+		return err
+	}
+	defer port.Close()
+	boot.Log("version %s serves on %s", machine.Version, link.PortName)
+	return link.NewLink(port).Run(s)
+}
+
+// develop serves on a socket without touching the machine.
+func develop(listen, root string) error {
+	l, err := link.ListenUnix(listen)
+	if err != nil {
+		return err
+	}
+	boot.Limits()
+	syscall.Umask(0o022)
+	if err := sys.Subreaper(); err != nil {
+		return err
+	}
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGPIPE)
+	groups := developCgroup(root)
+	server, err := assemble(groups, false)
+	if err != nil {
+		return err
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	go func() {
+		<-ctx.Done()
+		_ = l.Close()
+	}()
+	go func() { _ = server.Serve() }()
+	err = server.ServeListener(l)
+	if groups != nil {
+		groups.Destroy()
+	}
+	if ctx.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+// developCgroup finds a place for commands below the process's own cgroup.
+func developCgroup(root string) *cgroup.Manager {
+	if root == "none" {
+		return nil
+	}
+	if root == "auto" {
+		if root = findCgroup2(); root == "" {
+			return nil
+		}
+		root = filepath.Join(root, fmt.Sprintf("cloche-dev-%d", os.Getpid()))
+	}
+	m, err := cgroup.New(root, cgroup.Limits{})
+	if err != nil {
+		_ = os.Remove(root)
+		return nil
+	}
+	return m
+}
+
+func findCgroup2() string {
+	b, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return ""
+	}
+	for line := range strings.Lines(string(b)) {
+		f := strings.Fields(line)
+		if len(f) > 3 && f[2] == "cgroup2" && strings.HasPrefix(f[3], "rw") {
+			return f[1]
+		}
+	}
+	return ""
+}
+
+// assemble puts the parts together.
+func assemble(groups *cgroup.Manager, real bool) (*link.Server, error) {
+	db := users.New("/etc/passwd", "/etc/group")
+	reaper := proc.NewReaper()
+	procs, err := proc.NewManager(&proc.Manager{
+		Users:       db,
+		Environment: &users.Environment{Path: "/etc/environment"},
+		Reaper:      reaper,
+		Cgroups:     groups,
+	})
+	if err != nil {
+		return nil, err
+	}
+	go reaper.Run(nil)
+	a := &api.API{
+		Machine: &machine.Machine{Real: real, Cgroups: groups, Warm: procs.Warm, PowerOff: boot.PowerOff},
+		Procs:   procs,
+		Files:   &files.FS{Users: db},
+		Users:   db,
+	}
+	return link.NewServer(a.Handler()), nil
+}

@@ -1,0 +1,3 @@
+module cloche.dev/agent
+
+go 1.25

@@ -1,0 +1,100 @@
+package proc
+
+import (
+	"context"
+	"net/http"
+	"sync"
+
+	"cloche.dev/agent/internal/cgroup"
+	"cloche.dev/agent/internal/users"
+	"cloche.dev/agent/internal/wire"
+)
+
+// Manager starts commands and knows those that run or are remembered.
+type Manager struct {
+	Users       *users.DB
+	Environment *users.Environment
+	Reaper      *Reaper
+	Cgroups     *cgroup.Manager // nil: none to be had
+
+	nullIn, nullOut int
+
+	mu       sync.Mutex
+	running  map[string]*Exec
+	finished []*finishedExec // detached ones, oldest first
+	recent   map[string]bool // ids of commands that have ended
+	order    []string        // the same, oldest first
+}
+
+// NewManager completes m, whose exported fields are set.
+func NewManager(m *Manager) (*Manager, error) {
+	var err error
+	m.running = map[string]*Exec{}
+	m.recent = map[string]bool{}
+	m.nullIn, m.nullOut, err = devNull()
+	return m, err
+}
+
+func (m *Manager) acquire() (*cgroup.Group, error) {
+	if m.Cgroups == nil {
+		return nil, nil
+	}
+	return m.Cgroups.Acquire()
+}
+
+func (m *Manager) release(g *cgroup.Group) {
+	if g != nil {
+		m.Cgroups.Release(g)
+	}
+}
+
+// Serve runs a command and answers with its frames.
+func (m *Manager) Serve(ctx context.Context, w http.ResponseWriter, req *Request) error {
+	p, err := m.plan(req)
+	if err != nil {
+		return err
+	}
+	e := newExec(m, req)
+	if err := m.register(e); err != nil {
+		return err
+	}
+	r, failed, err := e.start(p)
+	if err != nil {
+		m.forget(e)
+		return err
+	}
+	if !req.Detach {
+		out := newFrameWriter(w)
+		defer out.close()
+		_ = out.started(e.startedEvent())
+		e.finish(ctx, r, failed, out)
+		return nil
+	}
+	e.rec.begin(e.startedEvent())
+	go e.finish(context.Background(), r, failed, e.rec)
+	return m.follow(ctx, w, e.rec, 0)
+}
+
+// finish sees a command to its end. Whoever has read the exit event finds the
+// command among those that have ended.
+func (e *Exec) finish(ctx context.Context, r *run, x *wire.Exit, out recorder) {
+	if r == nil {
+		e.sayFailed(x, out)
+	} else {
+		r.attach(out)
+		exit := r.wait(ctx)
+		x = &exit
+		// Whether the group is empty now is no concern of the caller's.
+		defer func() { go e.m.release(r.cg) }()
+	}
+	e.m.ended(e, x)
+	_ = out.exit(*x)
+}
+
+func (m *Manager) follow(ctx context.Context, w http.ResponseWriter, rec *record, from uint64) error {
+	out := newFrameWriter(w)
+	defer out.close()
+	f := follower{rec: rec, out: out, pos: from}
+	_ = f.follow(ctx)
+	return nil
+}

@@ -1,0 +1,185 @@
+package proc
+
+import (
+	"context"
+	"net/http"
+	"time"
+
+	"cloche.dev/agent/internal/wire"
+)
+
+const (
+	keepNewer   = 64               // a record goes when so many newer ones exist,
+	keepFor     = 15 * time.Minute // or when it is so old,
+	keepAtLeast = 16               // but so many always stay.
+	// finishedBudget bounds the output of all finished commands together;
+	// the oldest output goes first, its exit event stays.
+	finishedBudget = 8 << 20
+	keepIDs        = 1024
+)
+
+// finishedExec is a detached command that has ended.
+type finishedExec struct {
+	e    *Exec
+	exit *wire.Exit
+	at   time.Time
+}
+
+// Info describes a command.
+type Info struct {
+	ID        string     `json:"id"`
+	PID       int        `json:"pid"`
+	Running   bool       `json:"running"`
+	StartedNS int64      `json:"started_ns"`
+	Detach    bool       `json:"detach"`
+	Exit      *wire.Exit `json:"exit,omitempty"`
+	Offset    uint64     `json:"offset"`
+}
+
+func (m *Manager) register(e *Exec) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.running[e.id] != nil || m.recent[e.id] || m.find(e.id) != nil {
+		return wire.Conflict("conflict", "exec_id", "a command with this id has been started already")
+	}
+	m.running[e.id] = e
+	return nil
+}
+
+// forget is for a command that did not start; its id may be used again.
+func (m *Manager) forget(e *Exec) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.running, e.id)
+}
+
+// ended moves a command from the running to the remembered ones.
+func (m *Manager) ended(e *Exec, x *wire.Exit) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.running, e.id)
+	m.recent[e.id] = true
+	m.order = append(m.order, e.id)
+	if len(m.order) > keepIDs {
+		delete(m.recent, m.order[0])
+		m.order = m.order[1:]
+	}
+	if e.detach {
+		m.finished = append(m.finished, &finishedExec{e: e, exit: x, at: time.Now()})
+	}
+	m.expire()
+}
+
+// expire applies the rules of retention. The lock is held.
+func (m *Manager) expire() {
+	now := time.Now()
+	for len(m.finished) > keepAtLeast {
+		if len(m.finished) <= keepNewer && now.Sub(m.finished[0].at) < keepFor {
+			break
+		}
+		m.finished[0] = nil
+		m.finished = m.finished[1:]
+	}
+	budget := finishedBudget
+	for i := len(m.finished) - 1; i >= 0; i-- {
+		rec := m.finished[i].e.rec
+		size := rec.size()
+		if size > budget {
+			rec.shrink(budget)
+			size = budget
+		}
+		budget -= size
+	}
+}
+
+// find looks among the finished ones. The lock is held.
+func (m *Manager) find(id string) *finishedExec {
+	for _, f := range m.finished {
+		if f.e.id == id {
+			return f
+		}
+	}
+	return nil
+}
+
+func notFound() error { return wire.NotFound("exec_id", "no such command") }
+
+// List describes all running commands and the finished detached ones.
+func (m *Manager) List() []Info {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.expire()
+	out := make([]Info, 0, len(m.running)+len(m.finished))
+	for _, f := range m.finished {
+		out = append(out, f.e.info(f.exit))
+	}
+	for _, e := range m.running {
+		out = append(out, e.info(nil))
+	}
+	return out
+}
+
+// Running is the number of commands that run.
+func (m *Manager) Running() int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.running)
+}
+
+// Get describes one command.
+func (m *Manager) Get(id string) (Info, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.expire()
+	if e := m.running[id]; e != nil {
+		return e.info(nil), nil
+	}
+	if f := m.find(id); f != nil {
+		return f.e.info(f.exit), nil
+	}
+	return Info{}, notFound()
+}
+
+func (e *Exec) info(x *wire.Exit) Info {
+	s := e.startedEvent()
+	i := Info{ID: e.id, PID: s.PID, Running: x == nil, StartedNS: s.StartedNS, Detach: e.detach, Exit: x}
+	if e.rec != nil {
+		i.Offset = e.rec.offset()
+	}
+	return i
+}
+
+// Kill ends a running command with all its processes. One that has ended is
+// left alone, and what it left behind in the background too.
+func (m *Manager) Kill(id string) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if e := m.running[id]; e != nil {
+		e.stop(wire.ReasonCancelled)
+		return nil
+	}
+	if m.recent[id] || m.find(id) != nil {
+		return nil
+	}
+	return notFound()
+}
+
+// Output streams the recorded output of a detached command.
+func (m *Manager) Output(ctx context.Context, w http.ResponseWriter, id string, from uint64) error {
+	m.mu.Lock()
+	m.expire()
+	e := m.running[id]
+	if f := m.find(id); e == nil && f != nil {
+		e = f.e
+	}
+	m.mu.Unlock()
+	switch {
+	case e == nil:
+		return notFound()
+	case e.rec == nil:
+		return wire.Conflict("conflict", "exec_id", "the output of this command is not recorded")
+	case from > e.rec.offset():
+		return wire.BadRequest("from", "there is no output at this offset yet")
+	}
+	return m.follow(ctx, w, e.rec, from)
+}

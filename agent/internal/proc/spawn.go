@@ -1,0 +1,149 @@
+package proc
+
+import (
+	"errors"
+	"os"
+	"syscall"
+
+	"cloche.dev/agent/internal/cgroup"
+	"cloche.dev/agent/internal/users"
+	"cloche.dev/agent/internal/wire"
+)
+
+// pipes are the standard streams of a command: ours and the child's ends.
+type pipes struct {
+	stdin          *os.File // nil when all input fits into the pipe or there is none
+	stdout, stderr *os.File
+	child          [3]int
+	shared         bool // child[0] belongs to everybody
+}
+
+// pipeSize is what a new pipe holds.
+const pipeSize = 64 << 10
+
+func (m *Manager) openPipes(r *Request, id *users.Identity) (*pipes, error) {
+	p := &pipes{child: [3]int{-1, -1, -1}}
+	err := p.open(m.nullIn, r.Stdin, id)
+	if err != nil {
+		p.closeChild()
+		p.closeOurs()
+		return nil, err
+	}
+	return p, nil
+}
+
+func (p *pipes) open(null int, input []byte, id *users.Identity) (err error) {
+	if p.stdout, p.child[1], err = outPipe(id); err != nil {
+		return err
+	}
+	if p.stderr, p.child[2], err = outPipe(id); err != nil {
+		return err
+	}
+	if input == nil {
+		p.child[0], p.shared = null, true
+		return nil
+	}
+	fd := make([]int, 2)
+	if err = syscall.Pipe2(fd, syscall.O_CLOEXEC); err != nil {
+		return err
+	}
+	p.child[0] = fd[0]
+	chown(fd[0], id)
+	if len(input) <= pipeSize {
+		_, err = syscall.Write(fd[1], input)
+		return errors.Join(err, syscall.Close(fd[1]))
+	}
+	p.stdin, err = pollable(fd[1], "stdin")
+	return err
+}
+
+func outPipe(id *users.Identity) (*os.File, int, error) {
+	fd := make([]int, 2)
+	if err := syscall.Pipe2(fd, syscall.O_CLOEXEC); err != nil {
+		return nil, -1, err
+	}
+	chown(fd[1], id)
+	f, err := pollable(fd[0], "output")
+	return f, fd[1], err
+}
+
+// chown lets the user open /dev/stdout and its like, which lead to the pipe.
+func chown(fd int, id *users.Identity) {
+	if id.UID != 0 {
+		_ = syscall.Fchown(fd, int(id.UID), int(id.GID))
+	}
+}
+
+func pollable(fd int, name string) (*os.File, error) {
+	if err := syscall.SetNonblock(fd, true); err != nil {
+		_ = syscall.Close(fd)
+		return nil, err
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+func (p *pipes) closeChild() {
+	for i, fd := range p.child {
+		if fd >= 0 && !(i == 0 && p.shared) {
+			_ = syscall.Close(fd)
+		}
+		p.child[i] = -1
+	}
+}
+
+func (p *pipes) closeOurs() {
+	for _, f := range []*os.File{p.stdin, p.stdout, p.stderr} {
+		if f != nil {
+			_ = f.Close()
+		}
+	}
+}
+
+// fork starts the planned program. An error that concerns the program and not
+// the machine comes back as text for the exit event, with its exit code.
+func (m *Manager) fork(p *plan, std *pipes, cg *cgroup.Group) (int, <-chan Ended, error) {
+	attr := &syscall.ProcAttr{
+		Dir:   p.cwd,
+		Env:   p.env,
+		Files: []uintptr{uintptr(std.child[0]), uintptr(std.child[1]), uintptr(std.child[2])},
+		Sys:   &syscall.SysProcAttr{Setsid: true},
+	}
+	if !p.id.Root() || len(p.id.Groups) > 1 {
+		attr.Sys.Credential = &syscall.Credential{Uid: p.id.UID, Gid: p.id.GID, Groups: p.id.Groups}
+	}
+	if cg != nil {
+		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, cg.FD()
+	}
+	return m.Reaper.Start(func() (int, error) {
+		return syscall.ForkExec(p.path, p.argv, attr)
+	})
+}
+
+// startFailure sorts the errors of fork: an answer of its own for those that
+// the caller can do something about, else an exit code and a sentence.
+func startFailure(err error, path string, r *Request) (code int, detail string, answer error) {
+	var no syscall.Errno
+	if !errors.As(err, &no) {
+		return 0, "", wire.FromErr(err, "")
+	}
+	switch no {
+	case syscall.EAGAIN, syscall.ENOMEM, syscall.EMFILE, syscall.ENFILE:
+		return 0, "", wire.FromErr(no, "")
+	case syscall.E2BIG:
+		field := "argv"
+		if r.Shell != nil {
+			field = "shell"
+		}
+		return 0, "", wire.FromErr(no, field)
+	case syscall.ENOENT, syscall.ENOTDIR:
+		if _, serr := os.Stat(path); serr == nil {
+			return 127, path + ": its interpreter or loader does not exist", nil
+		}
+		return 127, path + ": no such file", nil
+	case syscall.ENOEXEC:
+		return 126, path + ": not an executable format", nil
+	case syscall.EISDIR:
+		return 126, path + ": is a directory", nil
+	}
+	return 126, path + ": cannot be executed: " + no.Error(), nil
+}

@@ -1,0 +1,150 @@
+"""What the asynchronous client needs from the outside world; `_sio` is its blocking twin, name by name.
+
+The connection pool keeps one HTTP client for each event loop. A loop takes its client with it when it
+ends (as asyncio and trio close asynchronous generators then), so nothing is ever tied to a dead loop.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import threading
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeVar
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+import httpx
+
+from ._http import client_options
+
+T = TypeVar("T")
+
+Gen = AsyncGenerator[T, None]
+sleep = anyio.sleep
+
+
+async def run_blocking(function: Callable[..., T], *args: Any) -> T:
+    """Call something that may wait for a disk, in a thread."""
+    return await anyio.to_thread.run_sync(function, *args)
+
+
+async def call(callback: Callable[[Any], object] | None, value: Any) -> None:
+    """Call a callback; await what it returns if it can be awaited. Its errors are the caller's."""
+    if callback is not None:
+        returned = callback(value)
+        if inspect.isawaitable(returned):
+            await returned
+
+
+def shielded(seconds: float) -> AbstractContextManager[object]:
+    """A block that a cancellation from outside cannot interrupt, for at most so long."""
+    return anyio.move_on_after(seconds, shield=True)
+
+
+async def read_chunk(file: Any, size: int) -> str | bytes:
+    """Read from a file object, in a thread; its `read` may also be a coroutine function."""
+    chunk = await run_blocking(file.read, size)
+    if inspect.isawaitable(chunk):
+        chunk = await chunk
+    return chunk  # type: ignore[no-any-return]
+
+
+async def iterate(source: AsyncIterable[T] | Iterable[T]) -> AsyncIterator[T]:
+    """Go through an iterable of either kind."""
+    if isinstance(source, AsyncIterable):
+        async for item in source:
+            yield item
+    else:
+        for item in source:
+            yield item
+
+
+async def write_chunk(file: BinaryIO, data: bytes) -> None:
+    """Write all of `data` to a local file, in a thread."""
+    written = await run_blocking(file.write, data)
+    if inspect.isawaitable(written):
+        await written
+
+
+@dataclass(slots=True)
+class _Slot:
+    http: httpx.AsyncClient
+    keeper: AsyncGenerator[None, None]
+
+
+class Pool:
+    """Connections, shared by everything that uses the same `AsyncClient`."""
+
+    def __init__(self, max_connections: int | None = None) -> None:
+        self._max_connections = max_connections
+        self._reset()
+        _pools.add(self)
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._slots: dict[int, tuple[weakref.ref[object], _Slot]] = {}
+        self._inherited: list[Any] = []
+
+    def forget(self) -> None:
+        """In a child process: start afresh, and leave the parent's sockets alone."""
+        inherited = [*self._inherited, self._slots]
+        self._reset()
+        self._inherited = inherited
+
+    async def client(self) -> httpx.AsyncClient:
+        """The HTTP client of the running event loop."""
+        loop = _running_loop()
+        with self._lock:
+            found = self._slots.get(id(loop))
+            if found is not None and found[0]() is loop:
+                return found[1].http
+            self._slots = {key: kept for key, kept in self._slots.items() if not _is_dead(kept[0]())}
+            http = httpx.AsyncClient(**client_options(self._max_connections))
+            slot = _Slot(http, self._keep(id(loop), http))
+            self._slots[id(loop)] = (weakref.ref(loop), slot)
+        await anext(slot.keeper)
+        return http
+
+    async def _keep(self, key: int, http: httpx.AsyncClient) -> AsyncGenerator[None, None]:
+        """Waits, registered with the loop, until the loop ends or the pool is closed."""
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._slots.pop(key, None)
+            await http.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections of the running loop. The pool stays usable and opens new ones."""
+        with self._lock:
+            found = self._slots.get(id(_running_loop()))
+        if found is not None:
+            await found[1].keeper.aclose()
+
+
+def _running_loop() -> object:
+    token = anyio.lowlevel.current_token()
+    return getattr(token, "native_token", token)
+
+
+def _is_dead(loop: object | None) -> bool:
+    is_closed = getattr(loop, "is_closed", None)
+    return loop is None or (callable(is_closed) and bool(is_closed()))
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+default_pool = Pool()
+
+
+def _after_fork() -> None:
+    for pool in list(_pools):
+        pool.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,1 @@
+"""The asynchronous client. The blocking client in `_sync` is generated from these files."""

@@ -1,0 +1,78 @@
+"""The client: where the server is, and the connections to it."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from .. import _aio, _call, _config, _wire
+from .._call import Call
+from ..models import Template
+from .transport import AsyncTransport
+
+
+class AsyncClient:
+    """Connection settings and a connection pool of its own.
+
+    Most programs need none: without a client, sandboxes share one pool and take the settings from their
+    arguments or from `CLOCHE_API_URL` and `CLOCHE_API_KEY`. Make a client to talk to several servers, to
+    limit the connections, or to decide when they are closed.
+
+    `timeout`: seconds the server may be silent before a call fails. `max_retry_seconds`: how long `create`
+    goes on asking a server that has no room; 0 to fail at once.
+    """
+
+    def __init__(
+        self,
+        api_url: str | None = None,
+        api_key: str | None = None,
+        *,
+        timeout: float | None = None,
+        max_retry_seconds: float | None = None,
+        max_connections: int | None = None,
+    ) -> None:
+        settings = _config.resolve(api_url, api_key, timeout, max_retry_seconds)
+        self.transport = AsyncTransport(settings, _aio.Pool(max_connections))
+
+    @property
+    def api_url(self) -> str:
+        """The address of the server."""
+        return self.transport.settings.api_url
+
+    async def templates(self) -> list[Template]:
+        """What sandboxes can be made from."""
+        data = await self.transport.json(Call("GET", _call.path("templates"), kind="safe"))
+        return [_wire.template(item) for item in _wire.records(data)]
+
+    async def version(self) -> dict[str, Any]:
+        """The release of the server."""
+        return dict(_wire.record(await self.transport.json(Call("GET", "/version", kind="safe"))))
+
+    async def aclose(self) -> None:
+        """Close the connections. Sandboxes go on living; a later call opens new connections."""
+        await self.transport.pool.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self.api_url!r})"
+
+
+def transport_for(
+    client: AsyncClient | None,
+    api_url: str | None = None,
+    api_key: str | None = None,
+    timeout: float | None = None,
+) -> AsyncTransport:
+    """The transport of `client`, or one with these settings over the connections that all share."""
+    if client is None:
+        return AsyncTransport(_config.resolve(api_url, api_key, timeout), _aio.default_pool)
+    if api_url is not None or api_key is not None or timeout is not None:
+        raise TypeError("give either client or api_url, api_key and timeout, not both")
+    return client.transport

@@ -1,0 +1,303 @@
+"""A sandbox: make it, find it, run commands in it, end it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, AnyStr, Literal, Self, Unpack
+
+from .. import _aio, _call, _wire
+from .._call import SILENCE, SLOW, Call
+from .._wire import ExecOptions
+from ..errors import ClocheError, SandboxNotFound
+from ..models import ExecInfo, ExecResult, Isolation, Lifecycle, SandboxInfo, Usage
+from .client import AsyncClient, transport_for
+from .execution import AsyncExec, AsyncExecStream, collect
+from .files import AsyncFiles
+from .transport import AsyncTransport
+
+Execs = list[ExecInfo]
+Command = str | Sequence[str]
+
+#: An orderly end may wait this long for the server even while the program is being interrupted.
+KILL_SECONDS = 15.0
+
+
+class AsyncSandbox:
+    """A running sandbox. `info` is what the server said last; `refresh` asks again.
+
+    As a context manager it is killed at the end of the block. An object of this class holds no connection
+    and needs no closing.
+    """
+
+    def __init__(self, transport: AsyncTransport, info: SandboxInfo) -> None:
+        """Not for direct use: `create`, `connect` and `list` make sandboxes."""
+        self._transport = transport
+        self._path = _call.path("sandboxes", info.id)
+        self.info = info
+        self.files = AsyncFiles(transport, info.id)
+
+    # --- make and find
+
+    @classmethod
+    async def create(
+        cls,
+        template: str = "base",
+        *,
+        cpus: int | None = None,
+        memory_mb: int | None = None,
+        disk_mb: int | None = None,
+        ttl_seconds: int | None = None,
+        persistent: bool | None = None,
+        metadata: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        user: str | None = None,
+        minimum_boundary: Literal["any", "microvm-kvm"] | None = None,
+        client: AsyncClient | None = None,
+        api_url: str | None = None,
+        api_key: str | None = None,
+        timeout: float | None = None,
+    ) -> Self:
+        """Make a sandbox; it is ready for commands when this returns.
+
+        `ttl_seconds`: it is deleted that long after its creation (0: never). `env`, `cwd`, `user`: defaults
+        for every command. `minimum_boundary="microvm-kvm"` refuses software emulation. A server without room
+        is asked again for a while (`max_retry_seconds` of the client), then `CapacityError` is raised.
+        """
+        transport = transport_for(client, api_url, api_key, timeout)
+        fields: dict[str, Any] = {
+            "template": template,
+            "cpus": cpus,
+            "memory_mb": memory_mb,
+            "disk_mb": disk_mb,
+            "ttl_seconds": ttl_seconds,
+            "persistent": persistent,
+            "metadata": dict(metadata) if metadata else None,
+            "env": dict(env) if env else None,
+            "cwd": cwd,
+            "user": user,
+            "minimum_boundary": minimum_boundary,
+        }
+        body = {name: value for name, value in fields.items() if value is not None}
+        call = Call("POST", _call.path("sandboxes"), json=body, kind="create", silence=SLOW)
+        return cls(transport, _wire.sandbox_info(_wire.record(await transport.json(call))))
+
+    @classmethod
+    async def connect(
+        cls,
+        sandbox_id: str,
+        *,
+        client: AsyncClient | None = None,
+        api_url: str | None = None,
+        api_key: str | None = None,
+        timeout: float | None = None,
+    ) -> Self:
+        """Find a sandbox by its id. Nothing about it changes, its remaining time included."""
+        transport = transport_for(client, api_url, api_key, timeout)
+        call = Call("GET", _call.path("sandboxes", sandbox_id), kind="safe")
+        return cls(transport, _wire.sandbox_info(_wire.record(await transport.json(call))))
+
+    @classmethod
+    async def list(
+        cls,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        status: str | None = None,
+        limit: int | None = None,
+        after: str | None = None,
+        client: AsyncClient | None = None,
+        api_url: str | None = None,
+        api_key: str | None = None,
+        timeout: float | None = None,
+    ) -> Sequence[Self]:
+        """Sandboxes, oldest first; with `metadata` those that carry all of these values."""
+        transport = transport_for(client, api_url, api_key, timeout)
+        query = {f"metadata.{key}": value for key, value in (metadata or {}).items()}
+        query |= _call.params(status=status, limit=limit, after=after)
+        data = await transport.json(Call("GET", _call.path("sandboxes"), params=query, kind="safe"))
+        return [cls(transport, _wire.sandbox_info(item)) for item in _wire.records(data)]
+
+    # --- what it is
+
+    @property
+    def id(self) -> str:
+        """The id."""
+        return self.info.id
+
+    @property
+    def status(self) -> str:
+        """The status when the server was last asked; see `refresh`."""
+        return self.info.status
+
+    @property
+    def template(self) -> str:
+        """The template that was really used."""
+        return self.info.template_resolved
+
+    @property
+    def isolation(self) -> Isolation:
+        """The boundary around it."""
+        return self.info.isolation
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The metadata when the server was last asked."""
+        return self.info.metadata
+
+    # --- commands
+
+    async def exec(
+        self,
+        cmd: Command,
+        *,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> ExecResult[str]:
+        """Run a command and wait for it. A string goes to the login shell, a list is run as it is.
+
+        A command that fails is a result (see `ExecResult.check`); one that runs into `timeout` raises
+        `CommandTimeout` with the output so far. With a callback the output is also handed over as it comes.
+
+        Options: `env`, `cwd`, `user`; `stdin` (without it, the command reads an empty input); `timeout` in
+        seconds; `max_output_bytes` for each stream, and `on_output_limit`, `"truncate"` or `"kill"`;
+        `detach=True` to let the command go on when the connection breaks (see `attach`).
+        """
+        if on_stdout is None and on_stderr is None:
+            return await self._exec(cmd, "utf-8", options)
+        return await collect(self.exec_stream(cmd, on_stdout=on_stdout, on_stderr=on_stderr, **options), "")
+
+    async def exec_bytes(self, cmd: Command, **options: Unpack[ExecOptions]) -> ExecResult[bytes]:
+        """As `exec`, with the output as the bytes it is."""
+        return await self._exec(cmd, "base64", options)
+
+    def exec_stream(
+        self,
+        cmd: Command,
+        *,
+        on_stdout: Callable[[str], object] | None = None,
+        on_stderr: Callable[[str], object] | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> AsyncExecStream[str]:
+        """Run a command and iterate over its events as they come. The command starts with the iteration."""
+        return self._stream(cmd, "utf-8", on_stdout, on_stderr, options)
+
+    def exec_stream_bytes(
+        self,
+        cmd: Command,
+        *,
+        on_stdout: Callable[[bytes], object] | None = None,
+        on_stderr: Callable[[bytes], object] | None = None,
+        **options: Unpack[ExecOptions],
+    ) -> AsyncExecStream[bytes]:
+        """As `exec_stream`, with the output as the bytes it is."""
+        return self._stream(cmd, "base64", on_stdout, on_stderr, options)
+
+    async def start(self, cmd: Command, **options: Unpack[ExecOptions]) -> AsyncExec:
+        """Start a command in the background."""
+        exec_id = uuid.uuid4().hex
+        options["detach"] = True
+        body = _wire.exec_body(cmd, "utf-8", exec_id, **options)
+        call = Call("POST", f"{self._path}/exec", json={**body, "background": True}, exec_id=exec_id)
+        data = _wire.record(await self._transport.json(call))
+        return AsyncExec(self._transport, self.id, str(data.get("exec_id") or exec_id), data.get("pid"))
+
+    def attach(self, exec_id: str) -> AsyncExec:
+        """The handle of a command by its id, without asking the server."""
+        return AsyncExec(self._transport, self.id, exec_id)
+
+    async def execs(self) -> Execs:
+        """The commands that run, and the finished ones that the server still knows."""
+        data = await self._transport.json(Call("GET", f"{self._path}/exec", kind="safe"))
+        return [_wire.exec_info(item) for item in _wire.records(_wire.record(data).get("execs"))]
+
+    async def _exec(self, cmd: Command, encoding: _wire.Output, options: ExecOptions) -> ExecResult[Any]:
+        exec_id = uuid.uuid4().hex
+        body = {**_wire.exec_body(cmd, encoding, exec_id, **options), "keepalive": True}
+        call = Call(
+            "POST", f"{self._path}/exec", json=body, silence=SILENCE, exec_id=exec_id, encoding=encoding
+        )
+        return _wire.exec_result(_wire.record(await self._transport.json(call)), encoding)
+
+    def _stream(
+        self,
+        cmd: Command,
+        encoding: _wire.Output,
+        on_stdout: Callable[[AnyStr], object] | None,
+        on_stderr: Callable[[AnyStr], object] | None,
+        options: ExecOptions,
+    ) -> AsyncExecStream[AnyStr]:
+        exec_id = uuid.uuid4().hex
+        call = Call(
+            "POST",
+            f"{self._path}/exec/stream",
+            json=_wire.exec_body(cmd, encoding, exec_id, **options),
+            silence=SILENCE,
+            exec_id=exec_id,
+            encoding=encoding,
+            accept="text/event-stream",
+        )
+        return AsyncExecStream(self._transport, call, on_stdout=on_stdout, on_stderr=on_stderr)
+
+    # --- its life
+
+    async def refresh(self) -> Self:
+        """Ask the server for `info` again."""
+        data = await self._transport.json(Call("GET", self._path, kind="safe"))
+        self.info = _wire.sandbox_info(_wire.record(data))
+        return self
+
+    async def lifecycle(self) -> Lifecycle:
+        """When it will end."""
+        data = await self._transport.json(Call("GET", f"{self._path}/lifecycle", kind="safe"))
+        return _wire.lifecycle(_wire.record(data))
+
+    async def set_ttl(self, ttl_seconds: int) -> Lifecycle:
+        """Let it end `ttl_seconds` from now; 0 means never."""
+        body = {"ttl_seconds": ttl_seconds}
+        data = await self._transport.json(Call("PATCH", f"{self._path}/lifecycle", json=body))
+        return _wire.lifecycle(_wire.record(data))
+
+    async def set_metadata(self, changes: Mapping[str, str | None]) -> Self:
+        """Set metadata values; None removes a key; other keys stay."""
+        call = Call("PATCH", self._path, json={"metadata": dict(changes)})
+        self.info = _wire.sandbox_info(_wire.record(await self._transport.json(call)))
+        return self
+
+    async def usage(self) -> Usage:
+        """What it uses now."""
+        data = await self._transport.json(Call("GET", f"{self._path}/usage", kind="safe"))
+        return _wire.usage(_wire.record(data))
+
+    async def logs(self, tail: int | None = None) -> str:
+        """The console; with `tail` its last lines."""
+        query = _call.params(tail=tail)
+        call = Call("GET", f"{self._path}/logs", params=query, kind="safe", accept="text/plain")
+        return (await self._transport.content(call)).decode("utf-8", "replace")
+
+    async def kill(self) -> None:
+        """End and delete it. One that is gone already is fine."""
+        try:
+            # Deleting twice is deleting once: this may be repeated like a call that changes nothing.
+            await self._transport.json(Call("DELETE", self._path, kind="safe"))
+        except SandboxNotFound:
+            return
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            with _aio.shielded(KILL_SECONDS):
+                await self.kill()
+        except ClocheError as failure:
+            if error is None:
+                raise
+            error.add_note(f"sandbox {self.id} could not be killed: {failure}")
+
+    def __repr__(self) -> str:
+        return f"<AsyncSandbox {self.id} {self.status} {self.template}>"

@@ -1,0 +1,106 @@
+"""What the blocking client needs from the outside world: the twin of `_aio`, name by name.
+
+The connection pool may be used from any number of threads. A child process made by fork starts with a
+fresh one and leaves the sockets of its parent alone.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, BinaryIO, TypeVar
+
+import httpx
+
+from ._http import client_options
+
+T = TypeVar("T")
+
+Gen = Generator[T, None, None]
+sleep = time.sleep
+
+
+def run_blocking(function: Callable[..., T], *args: Any) -> T:
+    """Call it."""
+    return function(*args)
+
+
+def call(callback: Callable[[Any], object] | None, value: Any) -> None:
+    """Call a callback. Its errors are the caller's."""
+    if callback is not None:
+        returned = callback(value)
+        if inspect.iscoroutine(returned):
+            returned.close()
+            raise TypeError("a coroutine function as callback needs AsyncSandbox")
+
+
+def shielded(seconds: float) -> AbstractContextManager[object]:
+    """Nothing to shield here: there is no cancellation."""
+    del seconds
+    return nullcontext()
+
+
+def read_chunk(file: Any, size: int) -> str | bytes:
+    """Read from a file object."""
+    return file.read(size)  # type: ignore[no-any-return]
+
+
+def iterate(source: Iterable[T]) -> Iterator[T]:
+    """Go through an iterable."""
+    yield from source
+
+
+def write_chunk(file: BinaryIO, data: bytes) -> None:
+    """Write all of `data` to a local file."""
+    file.write(data)
+
+
+class Pool:
+    """Connections, shared by everything that uses the same `Client`."""
+
+    def __init__(self, max_connections: int | None = None) -> None:
+        self._max_connections = max_connections
+        self._lock = threading.Lock()
+        self._http: httpx.Client | None = None
+        self._inherited: list[Any] = []
+        _pools.add(self)
+
+    def forget(self) -> None:
+        """In a child process: start afresh, and leave the parent's sockets alone."""
+        self._lock = threading.Lock()
+        self._inherited.append(self._http)
+        self._http = None
+
+    def client(self) -> httpx.Client:
+        """The HTTP client of this process."""
+        with self._lock:
+            if self._http is None:
+                self._http = httpx.Client(**client_options(self._max_connections))
+            return self._http
+
+    def close(self) -> None:
+        """Close the connections. The pool stays usable and opens new ones."""
+        with self._lock:
+            http, self._http = self._http, None
+        if http is not None:
+            http.close()
+
+
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+default_pool = Pool()
+atexit.register(default_pool.close)
+
+
+def _after_fork() -> None:
+    for pool in list(_pools):
+        pool.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

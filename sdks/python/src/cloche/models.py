@@ -1,0 +1,290 @@
+"""What the client hands out: frozen records, no I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, AnyStr, Generic, Self
+
+from .errors import CommandFailed
+
+__all__ = [
+    "ExecEvent",
+    "ExecInfo",
+    "ExecResult",
+    "Exit",
+    "FileEntry",
+    "Gap",
+    "Isolation",
+    "Lifecycle",
+    "SandboxInfo",
+    "SandboxTermination",
+    "Stderr",
+    "Stdout",
+    "Template",
+    "Termination",
+    "Usage",
+    "WriteResult",
+]
+
+
+# --- commands
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """Why a command ended.
+
+    `reason`: `exited`, `signaled`, `timeout`, `oom`, `cancelled`, `output_limit` or `sandbox_gone`.
+    """
+
+    reason: str = "exited"
+    signal: str | None = None
+    signal_number: int | None = None
+    detail: str | None = None
+
+    def __str__(self) -> str:
+        words = {"oom": "out of memory", "output_limit": "output limit", "sandbox_gone": "sandbox gone"}
+        text = words.get(self.reason, self.reason)
+        return f"{text} ({self.signal})" if self.signal else text
+
+
+@dataclass(frozen=True, slots=True)
+class ExecResult(Generic[AnyStr]):
+    """A finished command. `stdout` and `stderr` are text, or bytes from the bytes variants.
+
+    `exit_code` is 0-255, or 128 + signal for a command that was killed; `termination` tells which it was.
+    `stdout_dropped_bytes` and `stderr_dropped_bytes` count what was over the output limit.
+    """
+
+    exec_id: str
+    stdout: AnyStr
+    stderr: AnyStr
+    exit_code: int
+    duration_ms: float = 0.0
+    termination: Termination = field(default_factory=Termination)
+    truncated: bool = False
+    stdout_dropped_bytes: int = 0
+    stderr_dropped_bytes: int = 0
+    stdout_head_bytes: int | None = None
+    stderr_head_bytes: int | None = None
+
+    @property
+    def ok(self) -> bool:
+        """The command exited by itself with code 0."""
+        return self.exit_code == 0 and self.termination.reason == "exited"
+
+    def check(self) -> Self:
+        """Return the result, or raise `CommandFailed` if the command did not succeed."""
+        if self.ok:
+            return self
+        if self.termination.reason == "exited":
+            message = f"the command ended with exit code {self.exit_code}"
+        else:
+            message = f"the command was ended: {self.termination}, exit code {self.exit_code}"
+        last = _last_line(self.stderr)
+        error = CommandFailed(f"{message}: {last}" if last else message)
+        error.result = self
+        raise error
+
+
+def _last_line(output: str | bytes) -> str:
+    text = output[-1000:].decode("utf-8", "replace") if isinstance(output, bytes) else output[-1000:]
+    lines = text.strip().splitlines()
+    return lines[-1][:300] if lines else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stdout(Generic[AnyStr]):
+    """A piece of standard output. `offset`: output position after it, where the server tells it."""
+
+    data: AnyStr
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stderr(Generic[AnyStr]):
+    """A piece of error output."""
+
+    data: AnyStr
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """`bytes` of output at this point are no longer kept by the server."""
+
+    bytes: int
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Exit:
+    """The end of a command: always the last event of its stream."""
+
+    exit_code: int
+    duration_ms: float = 0.0
+    termination: Termination = field(default_factory=Termination)
+    truncated: bool = False
+    stdout_dropped_bytes: int = 0
+    stderr_dropped_bytes: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """The command exited by itself with code 0."""
+        return self.exit_code == 0 and self.termination.reason == "exited"
+
+
+ExecEvent = Stdout[AnyStr] | Stderr[AnyStr] | Gap | Exit
+
+
+@dataclass(frozen=True, slots=True)
+class ExecInfo:
+    """A command as the server lists it; `result` is there once it has finished."""
+
+    exec_id: str
+    running: bool
+    pid: int | None = None
+    result: ExecResult[str] | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+# --- sandboxes
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """The boundary around a sandbox. `accel` is `kvm`, or `tcg` for software emulation."""
+
+    boundary: str = ""
+    vmm: str = ""
+    accel: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxTermination:
+    """Why a sandbox ended."""
+
+    reason: str
+    signal: str | None = None
+    detail: str | None = None
+    at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxInfo:
+    """A sandbox as the server describes it. `raw` holds the whole answer."""
+
+    id: str
+    status: str
+    template: str
+    template_resolved: str
+    template_id: str
+    cpus: int
+    memory_mb: int
+    disk_mb: int
+    isolation: Isolation
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    env_keys: tuple[str, ...] = ()
+    created_at: datetime | None = None
+    started_at: datetime | None = None
+    expires_at: datetime | None = None
+    ttl_seconds: int = 0
+    persistent: bool = False
+    boot_ms: float = 0.0
+    boot_mode: str = ""
+    termination: SandboxTermination | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Lifecycle:
+    """When a sandbox ends. `ttl_seconds` 0 means never."""
+
+    ttl_seconds: int
+    persistent: bool
+    idle_seconds: float = 0.0
+    expires_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a sandbox uses now. `raw` holds the whole answer."""
+
+    cpu_ms: float
+    memory_bytes: int
+    memory_limit_bytes: int
+    processes: int
+    disk_used_bytes: int
+    disk_bytes: int
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """What a sandbox can be made from."""
+
+    name: str
+    state: str
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+    cpus: int = 0
+    memory_mb: int = 0
+    disk_mb: int = 0
+    size_bytes: int = 0
+    created_at: datetime | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+# --- files
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file, directory, link or other entry. Links are not followed.
+
+    A name that is not UTF-8 holds surrogate escapes, as in `os.listdir`; `path` can be passed back to
+    every file call as it is.
+    """
+
+    name: str
+    path: str
+    type: str
+    size: int
+    mode: int
+    mtime_ns: int
+    uid: int
+    gid: int
+    owner: str
+    group: str
+    target: str | None = None
+
+    @property
+    def is_dir(self) -> bool:
+        """A directory; never true for a link to one."""
+        return self.type == "dir"
+
+    @property
+    def is_file(self) -> bool:
+        """A regular file; never true for a link to one."""
+        return self.type == "file"
+
+    @property
+    def is_symlink(self) -> bool:
+        """A symbolic link; `target` says where to."""
+        return self.type == "symlink"
+
+    @property
+    def mtime(self) -> float:
+        """Seconds since the epoch."""
+        return self.mtime_ns / 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """What a write did. `bytes` counts what the server received."""
+
+    path: str
+    bytes: int
+    created: bool

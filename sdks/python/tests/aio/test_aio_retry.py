@@ -1,0 +1,98 @@
+"""What is sent again, and what is not."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from cloche import AsyncClient, AsyncSandbox, CapacityError, ConnectFailed, ConnectionLost, ServerError
+from cloche_fake import KEY, FakeCloche, Reply, Request
+from cloche_fake.http import Abort
+
+
+async def full(request: Request, reply: Reply) -> None:
+    """No room, for a short time."""
+    await reply.error(503, "capacity.unavailable", "the host has no room", retryable=True, retry_after=0.1)
+
+
+async def full_for_long(request: Request, reply: Reply) -> None:
+    """No room, for a long time."""
+    await reply.error(503, "capacity.unavailable", "the host has no room", retryable=True, retry_after=3600)
+
+
+async def disk_full(request: Request, reply: Reply) -> None:
+    """No disk."""
+    await reply.error(507, "host.disk_full", "the disk of the host is full", retryable=True)
+
+
+async def abort(request: Request, reply: Reply) -> None:
+    """A connection that ends without an answer."""
+    raise Abort
+
+
+async def test_create_waits_for_room(fake: FakeCloche) -> None:
+    fake.on("POST", "/v1/sandboxes", full, times=2)
+    before = time.monotonic()
+    sandbox = await AsyncSandbox.create()
+    assert 0.2 <= time.monotonic() - before < 2
+    assert list(fake.sandboxes) == [sandbox.id]
+    assert fake.count("POST", "/v1/sandboxes") == 3
+
+
+async def test_create_does_not_wait_longer_than_it_may(fake: FakeCloche) -> None:
+    fake.on("POST", "/v1/sandboxes", full_for_long)
+    before = time.monotonic()
+    with pytest.raises(CapacityError) as caught:
+        await AsyncSandbox.create()
+    assert time.monotonic() - before < 2
+    assert caught.value.retry_after == 3600
+    fake.on("POST", "/v1/sandboxes", full)
+    async with AsyncClient(max_retry_seconds=0) as client:
+        with pytest.raises(CapacityError):
+            await AsyncSandbox.create(client=client)
+    fake.on("POST", "/v1/sandboxes", disk_full)
+    with pytest.raises(CapacityError):
+        await AsyncSandbox.create()
+    assert fake.count("POST", "/v1/sandboxes") == 3
+
+
+async def test_create_is_not_repeated_when_it_may_have_happened(fake: FakeCloche) -> None:
+    fake.on("POST", "/v1/sandboxes", abort)
+    with pytest.raises(ConnectionLost):
+        await AsyncSandbox.create()
+    assert fake.count("POST", "/v1/sandboxes") == 1
+
+
+async def test_reading_is_repeated_once(fake: FakeCloche) -> None:
+    sandbox = await AsyncSandbox.create()
+    fake.on("GET", sandbox.id, abort)
+    await sandbox.refresh()
+    assert fake.count("GET", sandbox.id) == 2
+    fake.on("GET", sandbox.id, abort, times=2)
+    with pytest.raises(ConnectionLost):
+        await sandbox.refresh()
+    assert fake.count("GET", sandbox.id) == 4
+
+
+async def test_changing_is_not_repeated(fake: FakeCloche) -> None:
+    async def unwell(request: Request, reply: Reply) -> None:
+        await reply.error(500, "internal", "dial: connect: connection refused")
+
+    sandbox = await AsyncSandbox.create()
+    for handler, kind in ((abort, ConnectionLost), (unwell, ServerError), (full, CapacityError)):
+        fake.on("PATCH", "/lifecycle", handler)
+        with pytest.raises(kind):
+            await sandbox.set_ttl(5)
+        fake.on("PUT", "/fs", handler)
+        with pytest.raises(kind):
+            await sandbox.files.write("/tmp/x", b"x")
+    assert fake.count("PATCH", "/lifecycle") == 3
+    assert fake.count("PUT", "/fs") == 3
+
+
+async def test_no_server(unused_address: str) -> None:
+    before = time.monotonic()
+    async with AsyncClient(unused_address, KEY) as client:
+        with pytest.raises(ConnectFailed, match="cannot connect"):
+            await AsyncSandbox.create(client=client)
+    assert 1 < time.monotonic() - before < 6

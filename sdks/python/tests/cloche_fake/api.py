@@ -1,0 +1,146 @@
+"""The routes of the fake: sandboxes and files in memory, commands from a small table."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from .execs import Execs
+from .files import Files
+from .http import Handler, Reply, Request, Server
+
+KEY = "pds_00112233445566778899aabbccddeeff"
+
+
+class FakeCloche(Server):
+    """`requests` records what came; `on` puts a handler of the test in front of a route."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sandboxes: dict[str, dict[str, Any]] = {}
+        self.requests: list[Request] = []
+        self.bodies: list[Any] = []
+        self.files = Files()
+        self.execs = Execs()
+        self._numbers = itertools.count(1)
+        self._hooks: list[list[Any]] = []
+
+    def on(self, method: str, suffix: str, handler: Handler, times: int = 1) -> None:
+        """Let `handler` answer the next `times` requests of this kind."""
+        self._hooks.append([method, suffix, handler, times])
+
+    def count(self, method: str, suffix: str) -> int:
+        """How many requests of this kind have come."""
+        return sum(r.method == method and r.path.endswith(suffix) for r in self.requests)
+
+    async def handle(self, request: Request, reply: Reply) -> None:
+        self.requests.append(request)
+        for hook in self._hooks:
+            if hook[0] == request.method and request.path.endswith(hook[1]) and hook[3] > 0:
+                hook[3] -= 1
+                await hook[2](request, reply)
+                return
+        if request.headers.get("authorization") != f"Bearer {KEY}":
+            await reply.error(401, "auth.invalid_token", "the bearer token is unknown", detail="unknown")
+            return
+        await self._route(request, reply)
+
+    async def _route(self, request: Request, reply: Reply) -> None:
+        parts = request.path.strip("/").split("/")
+        if parts == ["v1", "templates"]:
+            await reply.json(200, [{"name": "base", "aliases": ["ubuntu-24.04"], "state": "ready", "cpu": 1}])
+        elif parts == ["version"]:
+            await reply.json(200, {"version": "0.1.0"})
+        elif parts == ["v1", "sandboxes"]:
+            await self._collection(request, reply)
+        elif parts[:2] != ["v1", "sandboxes"]:
+            await reply.error(404, "request.not_found")
+        elif parts[2] not in self.sandboxes:
+            await reply.error(404, "sandbox.not_found", "there is no such sandbox")
+        elif len(parts) == 3:
+            await self._one(parts[2], request, reply)
+        elif parts[3] == "fs":
+            await self.files.handle(parts[4:], request, reply)
+        elif parts[3] == "exec":
+            body = await request.json()
+            self.bodies.append(body)
+            await self.execs.handle(parts[4:], body, request, reply)
+        else:
+            await self._rest(self.sandboxes[parts[2]], parts[3], request, reply)
+
+    async def _collection(self, request: Request, reply: Reply) -> None:
+        if request.method == "GET":
+            wanted = {
+                k.removeprefix("metadata."): v for k, v in request.query.items() if k.startswith("metadata.")
+            }
+            found = [s for s in self.sandboxes.values() if wanted.items() <= s["metadata"].items()]
+            await reply.json(200, found)
+            return
+        body = await request.json()
+        self.bodies.append(body)
+        if body.get("template") == "nope":
+            await reply.error(404, "template.not_found", "there is no template nope")
+            return
+        sandbox = self.make(body)
+        await reply.json(201, sandbox)
+
+    def make(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A new sandbox."""
+        number = next(self._numbers)
+        sandbox = {
+            "id": f"sb{number}",
+            "template": body.get("template", "base"),
+            "template_resolved": "base",
+            "template_id": "tpl1",
+            "status": "running",
+            "cpu": 1,
+            "cpus": body.get("cpus", 1),
+            "memory_mb": body.get("memory_mb", 256),
+            "disk_mb": 4096,
+            "metadata": body.get("metadata", {}),
+            "env_keys": sorted(body.get("env", {})),
+            "created_at": "2025-01-02T03:04:05.678Z",
+            "ttl_seconds": body.get("ttl_seconds", 0),
+            "persistent": False,
+            "boot_ms": 12,
+            "boot_mode": "warm",
+            "isolation": {"boundary": "microvm", "vmm": "qemu", "accel": "tcg"},
+            "workspace": "default",
+            "generation": 1,
+            "a_field_of_the_future": {"x": 1},
+        }
+        self.sandboxes[str(sandbox["id"])] = sandbox
+        return sandbox
+
+    async def _one(self, sandbox_id: str, request: Request, reply: Reply) -> None:
+        if request.method == "DELETE":
+            del self.sandboxes[sandbox_id]
+            await reply.send(204)
+            return
+        if request.method == "PATCH":
+            for key, value in (await request.json()).get("metadata", {}).items():
+                self.sandboxes[sandbox_id]["metadata"].pop(key, None)
+                if value is not None:
+                    self.sandboxes[sandbox_id]["metadata"][key] = value
+        await reply.json(200, self.sandboxes[sandbox_id])
+
+    async def _rest(self, sandbox: dict[str, Any], name: str, request: Request, reply: Reply) -> None:
+        if name == "lifecycle":
+            sandbox["ttl_seconds"] = (await request.json()).get("ttl_seconds", sandbox["ttl_seconds"])
+            await reply.json(
+                200, {"ttl_seconds": sandbox["ttl_seconds"], "persistent": False, "idle_seconds": 1}
+            )
+        elif name == "usage":
+            await reply.json(200, {"cpu_ms": 5, "memory_bytes": 1000, "processes": 3})
+        elif name == "logs":
+            await reply.send(200, "boot é\n".encode(), kind="text/plain; charset=utf-8")
+        else:
+            await reply.error(501, "not_implemented", "this server release does not have the feature yet")
+
+
+async def forever(gone: Callable[[], bool]) -> None:
+    """Until the client hangs up."""
+    while not gone():
+        await asyncio.sleep(0.02)

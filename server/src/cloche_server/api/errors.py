@@ -1,0 +1,122 @@
+"""The only map from error codes to HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Final
+
+from starlette.responses import Response
+
+from cloche_server.api.respond import json_response
+from cloche_server.core.command import CommandResult
+from cloche_server.core.errors import CATALOGUE, ClocheError
+
+HTTP_STATUS: Final[Mapping[str, int]] = {
+    "auth.missing_token": 401,
+    "auth.invalid_token": 401,
+    "request.invalid": 400,
+    "request.too_large": 413,
+    "request.not_found": 404,
+    "request.method_not_allowed": 405,
+    "request.idempotency_conflict": 409,
+    "not_implemented": 501,
+    "sandbox.not_found": 404,
+    "sandbox.invalid_state": 409,
+    "sandbox.failed": 409,
+    "sandbox.boot_failed": 500,
+    "sandbox.unreachable": 502,
+    "isolation.unavailable": 422,
+    "template.not_found": 404,
+    "template.not_ready": 409,
+    "template.corrupt": 500,
+    "template.bake_failed": 500,
+    "template.in_use": 409,
+    "template.invalid_recipe": 400,
+    "exec.not_found": 404,
+    "exec.conflict": 409,
+    "exec.timeout": 504,
+    "exec.sandbox_gone": 502,
+    "exec.too_large": 413,
+    "exec.user_not_found": 400,
+    "exec.invalid_cwd": 400,
+    "exec.cancelled": 409,
+    "file.not_found": 404,
+    "file.is_directory": 400,
+    "file.not_a_directory": 400,
+    "file.not_a_regular_file": 400,
+    "file.exists": 409,
+    "file.not_empty": 409,
+    "file.permission_denied": 403,
+    "file.name_too_long": 400,
+    "file.busy": 409,
+    "file.no_space": 507,
+    "guest.exhausted": 500,
+    "guest.protocol": 502,
+    "guest.error": 500,
+    "capacity.unavailable": 503,
+    "host.disk_full": 507,
+    "host.unsupported": 500,
+    "server.shutting_down": 503,
+    "internal": 500,
+}
+
+
+def error_body(error: ClocheError, request_id: str) -> dict[str, Any]:
+    """The JSON of an error. `error` is a flat, non-empty sentence; existing clients depend on it."""
+    spec = CATALOGUE[error.code]
+    details = dict(error.details)
+    result = details.pop("result", None)
+    if isinstance(result, CommandResult):
+        details.update(result_fields(result))
+    body: dict[str, Any] = {
+        "error": error.message or spec.summary,
+        "code": error.code,
+        "retryable": spec.retryable,
+        "request_id": request_id,
+        "details": details,
+    }
+    if spec.action:
+        body["action"] = spec.action
+    if error.code.startswith("auth."):
+        body["detail"] = error.message
+        body["error"] = "unauthorized"
+    if "timeout_seconds" in details:
+        body["timeout_seconds"] = details["timeout_seconds"]
+    return body
+
+
+def error_response(error: ClocheError, request_id: str) -> Response:
+    headers = {}
+    if error.retry_after is not None:
+        headers["Retry-After"] = f"{error.retry_after:g}"
+    status = HTTP_STATUS[error.code]
+    if status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return json_response(error_body(error, request_id), status, headers)
+
+
+def result_fields(result: CommandResult) -> dict[str, Any]:
+    """A command's result as the API shows it. Fields that do not apply are left out."""
+    termination = {
+        key: value
+        for key, value in asdict(result.end).items()
+        if value is not None and key not in {"exit_code", "duration_ms"}
+    }
+    fields: dict[str, Any] = {
+        "exec_id": result.exec_id,
+        "stdout": result.stdout,
+        "stderr": result.stderr,
+        "encoding": result.encoding,
+        "exit_code": result.end.exit_code,
+        "duration_ms": round(result.end.duration_ms),
+        "duration_us": round(result.end.duration_ms * 1000),
+        "termination": termination,
+        "truncated": bool(result.stdout_dropped or result.stderr_dropped),
+        "stdout_dropped_bytes": result.stdout_dropped,
+        "stderr_dropped_bytes": result.stderr_dropped,
+    }
+    for name in ("stdout_head_bytes", "stderr_head_bytes"):
+        if (value := getattr(result, name)) is not None:
+            fields[name] = value
+    return fields

@@ -1,0 +1,115 @@
+"""Around every request: its id, its token, one log line, and an answer whatever happens. Pure ASGI."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cloche_server.api.errors import error_response
+from cloche_server.api.respond import ClientGone
+from cloche_server.app.services import Services
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.ids import is_token
+from cloche_server.host.clock import random_bytes
+from cloche_server.telemetry import log, metrics
+
+_log = log.get("http")
+
+
+class RequestMiddleware:
+    """Outermost: request id, log line, metrics, and JSON for what nobody has caught."""
+
+    def __init__(self, app: ASGIApp, services: Services) -> None:
+        self._app = app
+        self._services = services
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = _request_id(scope)
+        scope["cloche.request_id"] = request_id
+        began = time.perf_counter()
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", []),
+                    (b"x-request-id", request_id.encode("latin-1")),
+                ]
+            await send(message)
+
+        problem: str | None = None
+        try:
+            await self._authenticated(scope, receive, send_with_id)
+        except ClientGone:
+            problem = "client gone"
+            status = status or 499
+        except ClocheError as error:
+            problem = error.code
+            if status:
+                raise
+            await error_response(error, request_id)(scope, receive, send_with_id)
+        except Exception as error:
+            problem = "internal"
+            _log.exception("request.crashed", request_id=request_id, error=repr(error))
+            if status:
+                raise  # the answer has begun; the server cuts the connection, and the client sees that
+            told = ClocheError("internal", "an internal error; the log of the server has more under the request id")
+            await error_response(told, request_id)(scope, receive, send_with_id)
+        finally:
+            self._finish(scope, status, time.perf_counter() - began, request_id, problem)
+
+    async def _authenticated(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        if path == "/v1" or path.startswith("/v1/"):
+            if self._services.stopping.is_set():
+                raise ClocheError("server.shutting_down", "the server is shutting down; try again", retry_after=2)
+            scope["cloche.token"] = await self._token(scope)
+        await self._app(scope, receive, send)
+
+    async def _token(self, scope: Scope) -> Any:
+        header = Request(scope).headers.get("authorization", "")
+        scheme, _, token = header.partition(" ")
+        token = token.strip()
+        if scheme.lower() != "bearer" or not token:
+            raise ClocheError("auth.missing_token", "no bearer token was sent")
+        found = await self._services.tokens.find(token) if is_token(token) else None
+        if found is None:
+            raise ClocheError("auth.invalid_token", "the bearer token is unknown or revoked")
+        return found
+
+    def _finish(self, scope: Scope, status: int, seconds: float, request_id: str, problem: str | None) -> None:
+        route = scope.get("route")
+        name = getattr(route, "path", "other")
+        metrics.http_requests.labels(scope["method"], name, str(status)).inc()
+        metrics.http_seconds.labels(scope["method"], name).observe(seconds)
+        token = scope.get("cloche.token")
+        fields: dict[str, Any] = {"sandbox": scope.get("path_params", {}).get("sandbox_id")}
+        if problem or scope.get("cloche.code"):
+            fields["code"] = problem or scope.get("cloche.code")
+        _log.info(
+            "request",
+            method=scope["method"],
+            route=name,
+            status=status,
+            ms=round(seconds * 1000, 2),
+            request_id=request_id,
+            token=token.prefix[:8] if token else None,
+            **{k: v for k, v in fields.items() if v},
+        )
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text = str(value.decode("latin-1"))
+            if 0 < len(text) <= 64 and text.isascii() and text.isprintable():
+                return text
+    return random_bytes(8).hex()

@@ -1,0 +1,76 @@
+"""Routes that existing clients call and this release does not have. They say so: 501, never a pretence."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from cloche_server.api.context import ServicesDep, Workspace
+from cloche_server.api.docs import answers
+from cloche_server.core.errors import ClocheError
+
+router = APIRouter(tags=["not in this release"])
+
+SANDBOX_VERBS = (
+    "fork",
+    "fork-tree",
+    "promote",
+    "snapshots",
+    "pause",
+    "resume",
+    "hibernate",
+    "wake",
+    "stop",
+    "start",
+)
+OTHERS = (
+    ("POST", "/templates/build"),
+    ("GET", "/templates/builds"),
+    ("GET", "/templates/builds/{build_id}"),
+    ("GET", "/snapshots"),
+    ("GET", "/snapshots/{snapshot_id}"),
+    ("DELETE", "/snapshots/{snapshot_id}"),
+)
+
+
+def _refuse(what: str) -> ClocheError:
+    return ClocheError("not_implemented", f"{what} is not available in this release", details={"feature": what})
+
+
+def _add_verb(verb: str) -> None:
+    async def endpoint(sandbox_id: str, services: ServicesDep, workspace: Workspace) -> Response:
+        await services.access.find(workspace, sandbox_id)
+        raise _refuse(verb)
+
+    router.add_api_route(
+        f"/sandboxes/{{sandbox_id}}/{verb}",
+        endpoint,
+        methods=["POST"],
+        responses=answers(404, 501),
+        response_class=Response,
+        status_code=501,
+        name=f"{verb}_not_available",
+        summary=f"{verb}: not available in this release",
+    )
+
+
+def _add_other(method: str, path: str) -> None:
+    async def endpoint(_request: Request, _workspace: Workspace) -> Response:
+        raise _refuse(path.split("/")[1])
+
+    router.add_api_route(
+        path,
+        endpoint,
+        methods=[method],
+        responses=answers(501),
+        response_class=Response,
+        status_code=501,
+        name=f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '')}_not_available",
+        summary="Not available in this release",
+    )
+
+
+for _verb in SANDBOX_VERBS:
+    _add_verb(_verb)
+for _method, _path in OTHERS:
+    _add_other(_method, _path)

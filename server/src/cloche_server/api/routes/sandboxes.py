@@ -1,0 +1,231 @@
+"""Sandboxes: create, list, get, change, delete, lifecycle, logs, usage."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import APIRouter, Header, Query, Request
+from starlette.responses import Response
+
+from cloche_server.api import present
+from cloche_server.api.context import ServicesDep, Workspace, body_schema, flag
+from cloche_server.api.docs import answers
+from cloche_server.api.errors import error_body
+from cloche_server.api.respond import json_response, parse_model, read_body, read_model, while_connected
+from cloche_server.api.sse import SseEvent, SseResponse
+from cloche_server.api.wire import (
+    CreateBody,
+    LifecycleAnswer,
+    LifecycleBody,
+    SandboxAnswer,
+    SandboxPatch,
+    UsageAnswer,
+)
+from cloche_server.app.create import CreateRequest
+from cloche_server.core.command import check_env
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.records import ExecDefaults
+from cloche_server.settings import Settings
+
+router = APIRouter(tags=["sandboxes"])
+
+
+def _check_ttl(ttl: int | None, settings: Settings) -> None:
+    most = settings.max_ttl_seconds
+    if ttl is not None and most and (ttl == 0 or ttl > most):
+        # Existing clients look for these words and try again without a TTL.
+        raise ClocheError(
+            "request.invalid",
+            f"ttl_seconds exceeds tier maximum of {most} seconds",
+            details={"field": "ttl_seconds", "maximum": most},
+        )
+
+
+def _create_request(body: CreateBody, workspace: str, settings: Settings) -> CreateRequest:
+    if body.from_snapshot is not None or body.volumes:
+        raise ClocheError("not_implemented", "from_snapshot and volumes are not available in this release")
+    _check_ttl(body.ttl_seconds, settings)
+    check_env(body.env)
+    if body.cwd is not None and not body.cwd.startswith("/"):
+        raise ClocheError("request.invalid", "cwd must be absolute", details={"field": "cwd"})
+    if body.persistent and settings.max_ttl_seconds:
+        raise ClocheError(
+            "request.invalid",
+            "persistent sandboxes are not allowed on this server",
+            details={"field": "persistent"},
+        )
+    disk = body.disk_mb if body.disk_mb is not None else (body.disk_gb * 1024 if body.disk_gb is not None else None)
+    return CreateRequest(
+        workspace=workspace,
+        template=body.template,
+        cpus=body.cpus,
+        memory_mb=body.memory_mb,
+        disk_mb=disk,
+        ttl_seconds=body.ttl_seconds,
+        persistent=body.persistent,
+        metadata=body.metadata,
+        defaults=ExecDefaults(body.env, body.cwd, body.user),
+        minimum_boundary=body.minimum_boundary,
+    )
+
+
+@router.post(
+    "/sandboxes",
+    status_code=201,
+    response_model=SandboxAnswer,
+    responses=answers(400, 404, 409, 413, 422, 500, 501, 502, 503, 507),
+    openapi_extra=body_schema(CreateBody),
+    summary="Create a sandbox",
+)
+async def create(
+    request: Request,
+    services: ServicesDep,
+    workspace: Workspace,
+    idempotency_key: Annotated[str | None, Header(description="Same key, same sandbox, for a day.")] = None,
+) -> Response:
+    """Answers when the sandbox runs commands. 503 and 507: nothing was made. A hang-up undoes the create."""
+    raw = await read_body(request, 1024 * 1024)
+    body = parse_model(raw, CreateBody)
+    wanted = _create_request(body, workspace, services.settings)
+    record = await while_connected(request, services.creates.create(wanted, idempotency_key, raw))
+    return json_response(present.sandbox(record), 201, {"Location": f"/v1/sandboxes/{record.id}"})
+
+
+@router.get(
+    "/sandboxes",
+    response_model=list[SandboxAnswer],
+    responses=answers(400),
+    summary="List sandboxes, oldest first",
+)
+async def list_sandboxes(
+    request: Request,
+    services: ServicesDep,
+    workspace: Workspace,
+    status: Annotated[str | None, Query(description="Only this status.")] = None,
+    limit: Annotated[int | None, Query(ge=1, le=10000)] = None,
+    after: Annotated[str | None, Query(description="Only what follows this id.")] = None,
+) -> Response:
+    """`metadata.<key>=<value>` (any number) keeps those that carry all of these labels."""
+    wanted = {
+        key.removeprefix("metadata."): value
+        for key, value in request.query_params.multi_items()
+        if key.startswith("metadata.")
+    }
+    records = services.access.list(workspace)
+    if after is not None:
+        ids = [record.id for record in records]
+        if after not in ids:
+            raise ClocheError("request.invalid", "after is not the id of a listed sandbox", details={"field": "after"})
+        records = records[ids.index(after) + 1 :]
+    found = [
+        record
+        for record in records
+        if (status is None or record.status.value == status)
+        and all(not k.startswith("secret.") and record.metadata.get(k) == v for k, v in wanted.items())
+    ]
+    return json_response([present.sandbox(record) for record in found[:limit]])
+
+
+@router.get("/sandboxes/{sandbox_id}", response_model=SandboxAnswer, responses=answers(404), summary="Get a sandbox")
+async def get(sandbox_id: str, services: ServicesDep, workspace: Workspace) -> Response:
+    return json_response(present.sandbox((await services.access.find(workspace, sandbox_id)).record))
+
+
+@router.patch(
+    "/sandboxes/{sandbox_id}",
+    response_model=SandboxAnswer,
+    responses=answers(400, 404, 413, 500),
+    openapi_extra=body_schema(SandboxPatch),
+    summary="Change metadata or TTL",
+)
+async def patch(sandbox_id: str, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+    body = await read_model(request, SandboxPatch)
+    _check_ttl(body.ttl_seconds, services.settings)
+    record = (await services.access.find(workspace, sandbox_id)).record
+    if body.metadata:
+        record = await services.lifecycle.set_metadata(workspace, sandbox_id, body.metadata)
+    if body.ttl_seconds is not None or body.persistent is not None:
+        _, record = await services.lifecycle.set_ttl(workspace, sandbox_id, body.ttl_seconds, body.persistent)
+    return json_response(present.sandbox(record))
+
+
+@router.delete("/sandboxes/{sandbox_id}", status_code=204, responses=answers(404, 500), summary="Delete a sandbox")
+async def delete(sandbox_id: str, services: ServicesDep, workspace: Workspace) -> Response:
+    """In any state. Nothing of it is left when the answer comes."""
+    await services.lifecycle.delete(workspace, sandbox_id)
+    return Response(status_code=204)
+
+
+@router.get("/sandboxes/{sandbox_id}/lifecycle", response_model=LifecycleAnswer, responses=answers(404), summary="TTL")
+async def get_lifecycle(sandbox_id: str, services: ServicesDep, workspace: Workspace) -> Response:
+    entry = await services.access.find(workspace, sandbox_id)
+    return json_response(present.lifecycle(entry.record, services.access.idle_seconds(entry)))
+
+
+@router.patch(
+    "/sandboxes/{sandbox_id}/lifecycle",
+    response_model=LifecycleAnswer,
+    responses=answers(400, 404, 413, 500),
+    openapi_extra=body_schema(LifecycleBody),
+    summary="Set the TTL, counted from now",
+)
+async def set_lifecycle(sandbox_id: str, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+    body = await read_model(request, LifecycleBody)
+    _check_ttl(body.ttl_seconds, services.settings)
+    entry, record = await services.lifecycle.set_ttl(workspace, sandbox_id, body.ttl_seconds, body.persistent)
+    return json_response(present.lifecycle(record, services.access.idle_seconds(entry)))
+
+
+@router.get(
+    "/sandboxes/{sandbox_id}/usage",
+    response_model=UsageAnswer,
+    responses=answers(404, 409, 502, 507),
+    summary="Load of the machine, as its guest tells",
+)
+async def usage(sandbox_id: str, services: ServicesDep, workspace: Workspace) -> Response:
+    _, guest = await services.access.serving(workspace, sandbox_id)
+    now = await guest.usage()
+    return json_response({name: getattr(now, name) for name in UsageAnswer.model_fields})
+
+
+@router.get(
+    "/sandboxes/{sandbox_id}/logs",
+    responses={
+        200: {
+            "description": "The console log",
+            "content": {"text/plain": {"schema": {"type": "string"}}, "text/event-stream": {}},
+        },
+        **answers(400, 404),
+    },
+    response_class=Response,
+    summary="Console log",
+)
+async def logs(
+    sandbox_id: str,
+    request: Request,
+    services: ServicesDep,
+    workspace: Workspace,
+    follow: Annotated[str | None, Query(description="1 or true: stream as server-sent events.")] = None,
+    tail: Annotated[int | None, Query(ge=0, le=100000, description="Only the last lines.")] = None,
+) -> Response:
+    if not flag(follow, False, "follow"):
+        text = await services.consoles.read(workspace, sandbox_id, tail)
+        return Response(text.encode("utf-8"), media_type="text/plain; charset=utf-8")
+    lines = await services.consoles.follow(workspace, sandbox_id)
+
+    async def events() -> AsyncIterator[SseEvent]:
+        async for line in lines:
+            yield SseEvent("line", {"line": line})
+
+    async def nothing() -> None:
+        return None
+
+    return SseResponse(
+        request,
+        events(),
+        nothing,
+        lambda error: SseEvent("error", error_body(error, request.scope["cloche.request_id"])),
+        services.stopping,
+        {},
+    )

@@ -1,0 +1,313 @@
+"""Request and answer types of the API. Nothing outside `api/` knows them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    StringConstraints,
+    model_validator,
+)
+
+from cloche_server.core.command import OUTPUT_LIMIT, STDIN_LIMIT
+from cloche_server.core.expiry import MAX_TTL_SECONDS
+
+Text = Annotated[str, StringConstraints(strict=True)]
+ShortText = Annotated[str, StringConstraints(strict=True, max_length=256)]
+MetadataKey = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=128)]
+MetadataValue = Annotated[str, StringConstraints(strict=True, max_length=4096)]
+Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=64)]
+Env = Annotated[dict[Text, Text], Field(max_length=4096)]
+Ttl = Annotated[StrictInt, Field(ge=0, le=MAX_TTL_SECONDS)]
+Seconds = Annotated[float, Field(ge=0, le=31_536_000, allow_inf_nan=False, strict=True)]
+
+
+class Wire(BaseModel):
+    """Unknown fields are ignored: older and newer clients send more than this server knows."""
+
+    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+
+
+# ------------------------------------------------------------------ requests
+
+
+class CreateBody(Wire):
+    template: ShortText = Field("base", description="Name or alias of a template.")
+    from_snapshot: ShortText | None = Field(None, description="Not available in this release: answers 501.")
+    cpus: Annotated[StrictInt, Field(ge=1, le=1024)] | None = Field(
+        None, validation_alias=AliasChoices("cpus", "cpu", "vcpus"), description="vCPUs."
+    )
+    memory_mb: Annotated[StrictInt, Field(ge=128, le=16_777_216)] | None = Field(None, description="Memory in MiB.")
+    disk_mb: Annotated[StrictInt, Field(ge=1, le=16_777_216)] | None = Field(None, description="Disk in MiB.")
+    disk_gb: Annotated[StrictInt, Field(ge=1, le=16_384)] | None = Field(None, description="Disk in GiB.")
+    ttl_seconds: Ttl | None = Field(
+        None, description="Deleted this long after creation; 0 = never. Default: the server's."
+    )
+    persistent: StrictBool = Field(False, description="No TTL at all.")
+    metadata: Metadata = Field(default_factory=dict, description="Labels. Keys `secret.*` are never shown again.")
+    env: Env = Field(default_factory=dict, description="Environment of every command.")
+    cwd: Text | None = Field(None, description="Working directory of commands; absolute.")
+    user: ShortText | None = Field(None, description="User of commands: name, number, `name:group` or `uid:gid`.")
+    volumes: list[Any] | None = Field(None, description="Not available in this release: a non-empty list answers 501.")
+    minimum_boundary: Literal["any", "microvm", "microvm-kvm"] = Field(
+        "any", description="Refuse to create with a weaker isolation than this."
+    )
+
+
+class ExecBody(Wire):
+    cmd: Text | list[Text] | None = Field(None, description="A string for the login shell, or an argv list.")
+    argv: list[Text] | None = Field(None, description="Program and arguments, no shell.")
+    env: Env = Field(default_factory=dict)
+    cwd: Text | None = None
+    user: ShortText | None = None
+    stdin: Annotated[str, StringConstraints(strict=True, max_length=STDIN_LIMIT)] | None = Field(
+        None,
+        description="Input; without it the command sees end of file. With `stdin_base64` true it is base64.",
+    )
+    stdin_base64: StrictBool = False
+    timeout_seconds: Seconds | None = Field(None, description="0 or absent: the server's default.")
+    encoding: Literal["utf-8", "base64"] = Field("utf-8", description="How output is written in the answer.")
+    max_output_bytes: Annotated[StrictInt, Field(ge=1024, le=OUTPUT_LIMIT)] = Field(
+        OUTPUT_LIMIT, description="Kept of each stream: head and tail."
+    )
+    on_output_limit: Literal["truncate", "kill"] = "truncate"
+    detach: StrictBool = Field(False, description="A hang-up leaves the command running.")
+    background: StrictBool = Field(False, description="Answer 202 at once; implies `detach`.")
+    exec_id: Annotated[str, StringConstraints(strict=True, pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")] | None = None
+    keepalive: StrictBool = Field(False, description="Start the answer with white space when the command takes long.")
+
+    @model_validator(mode="after")
+    def _one_command(self) -> ExecBody:
+        if (self.cmd is None) == (self.argv is None):
+            raise ValueError("exactly one of cmd and argv is required")
+        if isinstance(self.cmd, list):
+            self.cmd, self.argv = None, self.cmd
+        if self.cmd is not None and not self.cmd.strip():
+            raise ValueError("cmd must not be empty")
+        if self.argv is not None and (not self.argv or not self.argv[0]):
+            raise ValueError("argv needs a program")
+        return self
+
+
+class LifecycleBody(Wire):
+    ttl_seconds: Ttl | None = None
+    persistent: StrictBool | None = None
+
+
+class SandboxPatch(Wire):
+    metadata: Annotated[dict[MetadataKey, MetadataValue | None], Field(max_length=64)] | None = Field(
+        None, description="Keys to set; null removes a key."
+    )
+    ttl_seconds: Ttl | None = None
+    persistent: StrictBool | None = None
+
+
+class MkdirBody(Wire):
+    path: Text
+    mode: Annotated[str, StringConstraints(strict=True, pattern=r"^[0-7]{1,4}$")] | None = None
+    parents: StrictBool = True
+    user: ShortText | None = None
+
+
+class MoveBody(Wire):
+    source: Text = Field(validation_alias=AliasChoices("from", "source"), serialization_alias="from")
+    to: Text
+    overwrite: StrictBool = False
+    user: ShortText | None = None
+
+
+# ------------------------------------------------------------------ answers (for the OpenAPI document)
+
+
+class ErrorAnswer(BaseModel):
+    error: str = Field(description="One sentence.")
+    code: str = Field(description="Stable, dotted; see the error catalogue.")
+    retryable: bool
+    request_id: str
+    details: dict[str, Any]
+    action: str | None = Field(None, description="What to do about it.")
+    detail: str | None = Field(None, description="Only with 401: why.")
+
+
+class IsolationAnswer(BaseModel):
+    boundary: Literal["microvm"]
+    vmm: Literal["qemu"]
+    accel: Literal["kvm", "tcg"]
+
+
+class TerminationAnswer(BaseModel):
+    reason: Literal["vmm_died", "guest_shutdown", "ttl", "deleted", "create_failed", "host_restart"]
+    at: str
+    signal: str | None = None
+    detail: str | None = None
+
+
+class SandboxAnswer(BaseModel):
+    id: str
+    template: str = Field(description="The name that was asked for.")
+    template_resolved: str = Field(description="The template it really got.")
+    template_id: str
+    status: Literal["creating", "running", "failed", "deleting", "deleted"]
+    cpu: int
+    cpus: int
+    memory_mb: int
+    disk_mb: int
+    metadata: dict[str, str]
+    env_keys: list[str]
+    workspace: str
+    created_at: str
+    started_at: str | None = None
+    expires_at: str | None = None
+    ttl_seconds: int
+    persistent: bool
+    boot_ms: int
+    boot_mode: Literal["warm", "launched", "snapshot"]
+    isolation: IsolationAnswer
+    termination: TerminationAnswer | None = None
+    generation: int
+
+
+class LifecycleAnswer(BaseModel):
+    ttl_seconds: int
+    persistent: bool
+    idle_seconds: int
+    expires_at: str | None = None
+
+
+class UsageAnswer(BaseModel):
+    cpu_ms: float
+    memory_bytes: int
+    memory_limit_bytes: int
+    processes: int
+    disk_used_bytes: int
+    disk_bytes: int
+    oom_kills: int
+
+
+class ExecTermination(BaseModel):
+    reason: Literal["exited", "signaled", "timeout", "oom", "cancelled", "output_limit", "sandbox_gone"]
+    signal: str | None = None
+    signal_number: int | None = None
+    detail: str | None = None
+
+
+class ExecAnswer(BaseModel):
+    exec_id: str
+    stdout: str
+    stderr: str
+    encoding: Literal["utf-8", "base64"]
+    exit_code: int
+    duration_ms: int = Field(description="Measured in the guest, from start to end of the command.")
+    duration_us: int
+    termination: ExecTermination
+    truncated: bool
+    stdout_dropped_bytes: int
+    stderr_dropped_bytes: int
+    stdout_head_bytes: int | None = None
+    stderr_head_bytes: int | None = None
+
+
+class ExecStarted(BaseModel):
+    exec_id: str
+    status: Literal["running"]
+    pid: int
+
+
+class ExecInfoAnswer(BaseModel):
+    exec_id: str
+    status: Literal["running", "exited"]
+    pid: int
+    detached: bool
+    started_at: str
+    output_bytes: int
+    exit_code: int | None = None
+    duration_ms: int | None = None
+    termination: ExecTermination | None = None
+    stdout: str | None = None
+    stderr: str | None = None
+    encoding: Literal["utf-8", "base64"] | None = None
+    truncated: bool | None = None
+    stdout_dropped_bytes: int | None = None
+    stderr_dropped_bytes: int | None = None
+
+
+class ExecListAnswer(BaseModel):
+    execs: list[ExecInfoAnswer]
+
+
+class FileEntry(BaseModel):
+    name: str
+    path: str
+    type: Literal["file", "dir", "symlink", "fifo", "socket", "block", "char", "unknown"]
+    is_dir: bool
+    size: int
+    mode: str
+    mtime: int
+    mtime_ns: int
+    uid: int
+    gid: int
+    owner: str
+    group: str
+    target: str | None = None
+    name_b64: str | None = Field(None, description="base64url of the raw name when it is not UTF-8.")
+
+
+class DirAnswer(BaseModel):
+    path: str
+    entries: list[FileEntry]
+    truncated: bool
+    next: str | None = None
+
+
+class WriteAnswer(BaseModel):
+    path: str
+    bytes: int
+    created: bool
+
+
+class ShapeAnswer(BaseModel):
+    id: str
+    cpus: int
+    memory_mb: int
+    size_bytes: int
+    created_at: str
+
+
+class TemplateAnswer(BaseModel):
+    name: str
+    aliases: list[str]
+    description: str
+    cpu: int
+    memory_mb: int
+    disk_mb: int
+    size_bytes: int
+    is_global: bool
+    state: Literal["ready"]
+    created_at: str
+    shapes: list[ShapeAnswer]
+
+
+class MeAnswer(BaseModel):
+    user_id: str
+    email: str
+    orgs: list[str]
+    auth_method: Literal["token"]
+    workspace: str
+    token_prefix: str
+
+
+class HealthAnswer(BaseModel):
+    status: Literal["ok", "starting", "stopping"]
+
+
+class VersionAnswer(BaseModel):
+    service: str
+    semver: str
+    api: str
+    accel: str

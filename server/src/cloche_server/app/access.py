@@ -1,0 +1,87 @@
+"""From an id in a request to a sandbox that may be used: one place, the same answer on every route."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from cloche_server.app.supervisor import Entry, Supervisor, not_found
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.ids import is_sandbox_id
+from cloche_server.core.lifecycle import LISTED, SERVING, Status, allowed
+from cloche_server.core.ports import MachineCondition
+from cloche_server.core.records import Sandbox
+from cloche_server.guest.client import GuestClient
+from cloche_server.host.clock import Clock
+from cloche_server.store.sandboxes import SandboxStore
+
+
+class Access:
+    """Looks sandboxes up for a workspace. What belongs to another workspace does not exist."""
+
+    def __init__(self, supervisor: Supervisor, store: SandboxStore, clock: Clock) -> None:
+        self._supervisor = supervisor
+        self._store = store
+        self._clock = clock
+
+    async def find(self, workspace: str, sandbox_id: str) -> Entry:
+        """Raises `sandbox.not_found`; for a sandbox that has ended its details say how and when."""
+        entry = self._supervisor.get(sandbox_id)
+        if entry is not None and entry.record.workspace == workspace and entry.record.status in LISTED:
+            return entry
+        past = await self._store.get(sandbox_id) if is_sandbox_id(sandbox_id) else None
+        if past is None or past.workspace != workspace or past.termination is None:
+            raise not_found(_shown(sandbox_id))
+        ended = {"reason": past.termination.reason.value, "ended_at": past.ended_at}
+        raise not_found(_shown(sandbox_id), {"termination": ended})
+
+    def list(self, workspace: str) -> list[Sandbox]:
+        """The living sandboxes of a workspace, oldest first."""
+        records = [e.record for e in self._supervisor.entries() if e.record.workspace == workspace]
+        return sorted((r for r in records if r.status in LISTED), key=lambda r: (r.created_at, r.id))
+
+    async def serving(self, workspace: str, sandbox_id: str) -> tuple[Entry, GuestClient]:
+        """A sandbox whose guest takes calls. Raises `sandbox.failed`, `sandbox.invalid_state`, `host.disk_full`."""
+        entry = await self.find(workspace, sandbox_id)
+        record = entry.record
+        if record.status is Status.FAILED or (entry.machine is not None and entry.machine.ended):
+            why = record.termination.detail if record.termination else "the VMM process is gone"
+            raise ClocheError(
+                "sandbox.failed",
+                f"sandbox {record.id} has failed: {why}",
+                details={"status": Status.FAILED.value},
+            )
+        if record.status not in SERVING or entry.guest is None or entry.machine is None:
+            raise ClocheError(
+                "sandbox.invalid_state",
+                f"sandbox {record.id} is {record.status.value} and cannot take calls now",
+                details={"status": record.status.value, "allowed": allowed(record.status)},
+            )
+        if entry.machine.condition is MachineCondition.DISK_FULL:
+            raise ClocheError(
+                "host.disk_full",
+                f"sandbox {record.id} is stopped because the disk of the host is full; it goes on when there is room",
+                retry_after=10,
+            )
+        entry.last_activity = self._clock.monotonic()
+        return entry, entry.guest
+
+    @contextlib.contextmanager
+    def busy(self, entry: Entry) -> Iterator[None]:
+        """While something runs in the sandbox it is not idle."""
+        entry.running_execs += 1
+        try:
+            yield
+        finally:
+            entry.running_execs -= 1
+            entry.last_activity = self._clock.monotonic()
+
+    def idle_seconds(self, entry: Entry) -> int:
+        if entry.running_execs:
+            return 0
+        return max(0, int(self._clock.monotonic() - entry.last_activity))
+
+
+def _shown(sandbox_id: str) -> str:
+    """The id as it may stand in a sentence: what is not an id is not repeated."""
+    return sandbox_id if is_sandbox_id(sandbox_id) else "with this id"

@@ -1,0 +1,78 @@
+"""The serial console of a sandbox: what its kernel and agent said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from cloche_server.app.access import Access
+
+#: Never more than this is read at once; the file itself is bounded by the engine (bytes).
+READ_LIMIT = 1024 * 1024
+POLL_SECONDS = 0.5
+REPLAY_BYTES = 4096
+
+
+class Consoles:
+    """Reads console logs. The file belongs to the VMM, which appends to it; it may be cut at any time."""
+
+    def __init__(self, access: Access, root: Path) -> None:
+        self._access = access
+        self._root = root
+
+    async def read(self, workspace: str, sandbox_id: str, tail: int | None) -> str:
+        """The log, or its last `tail` lines, as text."""
+        entry = await self._access.find(workspace, sandbox_id)
+        data = await asyncio.to_thread(_read, self._root / entry.record.id / "console.log", None)
+        text = data[1].decode("utf-8", "replace").replace("\r\n", "\n")
+        if tail is None:
+            return text
+        lines = text.splitlines(keepends=True)
+        return "".join(lines[-tail:]) if tail > 0 else ""
+
+    async def follow(self, workspace: str, sandbox_id: str) -> AsyncIterator[str]:
+        """Lines from a little before now on, until the sandbox ends."""
+        entry = await self._access.find(workspace, sandbox_id)
+        path = self._root / entry.record.id / "console.log"
+        return self._lines(path, entry.ended)
+
+    async def _lines(self, path: Path, ended: asyncio.Event) -> AsyncIterator[str]:
+        size = await asyncio.to_thread(_size, path)
+        position, pending = max(0, size - REPLAY_BYTES), b""
+        while True:
+            over = ended.is_set()
+            position, data = await asyncio.to_thread(_read, path, position)
+            lines = (pending + data).split(b"\n")
+            pending = lines.pop()[-READ_LIMIT:]
+            for line in lines:
+                yield line.decode("utf-8", "replace").rstrip("\r")
+            if over:
+                if pending:
+                    yield pending.decode("utf-8", "replace")
+                return
+            try:
+                async with asyncio.timeout(POLL_SECONDS):
+                    await ended.wait()
+            except TimeoutError:
+                pass
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
+def _read(path: Path, position: int | None) -> tuple[int, bytes]:
+    """From `position` (None: as much of the end as is allowed); a file that was cut is read anew."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, 2)
+            start = max(0, size - READ_LIMIT) if position is None or position > size else position
+            file.seek(start)
+            data = file.read(READ_LIMIT)
+            return start + len(data), data
+    except FileNotFoundError:
+        return 0, b""

@@ -1,0 +1,274 @@
+"""Create: a sandbox from a template, as a list of steps with undo."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from cloche_server.app.bake import Baker
+from cloche_server.app.capacity import Capacity, refused
+from cloche_server.app.machines import Machines, Slot
+from cloche_server.app.pools import Pools
+from cloche_server.app.steps import Step, run_steps
+from cloche_server.app.supervisor import Entry, Supervisor
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.expiry import expires_at
+from cloche_server.core.lifecycle import Status
+from cloche_server.core.records import BootMode, ExecDefaults, Isolation, Resources, Sandbox, Shape
+from cloche_server.host.clock import Clock
+from cloche_server.settings import Settings
+from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
+from cloche_server.telemetry import log, metrics
+
+_log = log.get("create")
+
+#: Boundaries by strength; a caller's minimum is met by itself and everything after it.
+BOUNDARIES = ("any", "microvm", "microvm-kvm")
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRequest:
+    """What a caller asks for, checked for form but not yet against this host."""
+
+    workspace: str
+    template: str = "base"
+    cpus: int | None = None
+    memory_mb: int | None = None
+    disk_mb: int | None = None
+    ttl_seconds: int | None = None
+    persistent: bool = False
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    defaults: ExecDefaults = field(default_factory=ExecDefaults)
+    minimum_boundary: str = "any"
+
+
+@dataclass(slots=True)
+class _Creation:
+    """What the steps of one create have made so far."""
+
+    request: CreateRequest
+    meta: TemplateMeta
+    resources: Resources
+    began: float
+    slot: Slot | None = None
+    entry: Entry | None = None
+    pending_id: str = ""
+
+
+class Creator:
+    """Creates sandboxes."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: TemplateCatalog,
+        baker: Baker,
+        machines: Machines,
+        pools: Pools,
+        capacity: Capacity,
+        supervisor: Supervisor,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._baker = baker
+        self._machines = machines
+        self._pools = pools
+        self._capacity = capacity
+        self._supervisor = supervisor
+        self._clock = clock
+
+    async def create(self, request: CreateRequest) -> Sandbox:
+        """Makes a sandbox that answers. When it raises, or is cancelled, nothing is left.
+
+        Errors: `template.not_found`, `template.corrupt`, `template.bake_failed`, `request.invalid`,
+        `isolation.unavailable`, `capacity.unavailable` (nothing was made), `sandbox.boot_failed`, `host.disk_full`.
+        """
+        began = time.perf_counter()
+        try:
+            self._check_boundary(request.minimum_boundary)
+            resources_of = self._sizes(request)
+            meta = await self._template(request.template, resources_of.shape)
+            resources = self._with_disk(resources_of, request, meta)
+            work = _Creation(request, meta, resources, began)
+            took = await run_steps("create", self._steps(work))
+        except ClocheError as error:
+            metrics.create_failures.labels(error.code).inc()
+            raise
+        assert work.entry is not None
+        record = work.entry.record
+        metrics.creates.labels(record.boot_mode.value).inc()
+        metrics.create_seconds.labels(record.boot_mode.value).observe(time.perf_counter() - began)
+        _log.info("sandbox.created", sandbox=record.id, mode=record.boot_mode.value, ms=record.boot_ms, steps=took)
+        return record
+
+    # ---------------------------------------------------------------- what is asked for
+
+    def _check_boundary(self, minimum: str) -> None:
+        isolation = self._machines.engine.isolation
+        have = isolation.boundary + ("-kvm" if isolation.accel == "kvm" else "")
+        if BOUNDARIES.index(minimum) > BOUNDARIES.index(have):
+            raise ClocheError(
+                "isolation.unavailable",
+                f"the boundary {minimum} was asked for; this host offers {have} (accel {isolation.accel})",
+                details={"minimum_boundary": minimum, "accel": isolation.accel},
+            )
+
+    def _sizes(self, request: CreateRequest) -> Resources:
+        settings = self._settings
+        cpus = settings.default_cpus if request.cpus is None else request.cpus
+        memory = settings.default_memory_mb if request.memory_mb is None else request.memory_mb
+        for field_name, value, most in (
+            ("cpus", cpus, settings.max_cpus),
+            ("memory_mb", memory, settings.max_memory_mb),
+            ("disk_mb", request.disk_mb or 0, settings.max_disk_mb),
+        ):
+            if value > most:
+                raise invalid(field_name, f"{field_name} is {value}, this host allows at most {most}")
+        return Resources(cpus, memory, request.disk_mb or 0)
+
+    def _with_disk(self, resources: Resources, request: CreateRequest, meta: TemplateMeta) -> Resources:
+        smallest = meta.template.disk_mb
+        disk = smallest if request.disk_mb is None else request.disk_mb
+        if disk < smallest:
+            raise invalid("disk_mb", f"disk_mb is {disk}, the template {meta.template.name} needs {smallest}")
+        return Resources(resources.cpus, resources.memory_mb, disk)
+
+    async def _template(self, name: str, shape: Shape) -> TemplateMeta:
+        family = self._catalog.resolve(name)
+        if family is None:
+            raise ClocheError(
+                "template.not_found",
+                f"template {name} not found; `GET /v1/templates` lists what there is",
+                details={"template": name},
+            )
+        fingerprint = self._machines.engine.fingerprint
+        meta = self._catalog.find(family, shape, fingerprint)
+        if meta is None:
+            model = self._catalog.newest(family)
+            assert model is not None, "a family has at least one baked template"
+            # A size that nobody has used yet: baked once, kept for all who follow.
+            meta = await self._baker.bake_like(model, shape, lambda text: _log.info("bake.progress", text=text))
+        if not self._catalog.checked(meta):
+            await asyncio.to_thread(self._catalog.check, meta)
+        return meta
+
+    # ---------------------------------------------------------------- the steps
+
+    def _steps(self, work: _Creation) -> list[Step]:
+        return [
+            Step("reserve", lambda: self._reserve(work), lambda: self._unreserve(work)),
+            Step("record", lambda: self._record(work), lambda: self._unrecord(work)),
+            Step("launch", lambda: self._launch(work), lambda: self._discard(work), deadline=120),
+            Step("restore", lambda: self._restore(work), deadline=120),
+            Step("grow_disk", lambda: self._grow(work), deadline=60),
+            Step("renew", lambda: self._renew(work), deadline=60),
+            Step("start", lambda: self._start(work)),
+        ]
+
+    async def _reserve(self, work: _Creation) -> None:
+        slot = self._pools.take(work.meta.template)
+        if slot is not None:
+            # Its promise is there; only a larger disk is asked for anew.
+            self._capacity.release(slot.id)
+            refusal = self._capacity.try_promise(slot.id, work.resources)
+            if refusal is None:
+                work.slot, work.pending_id = slot, slot.id
+                return
+            self._capacity.take_over(slot.id, Resources(*_slot_size(slot)))
+            self._pools.put_back(slot)
+            raise refused(refusal)
+        key = self._machines.new_id()
+        refusal = self._capacity.try_promise(key, work.resources)
+        while refusal is not None and await self._pools.give_up_one():
+            refusal = self._capacity.try_promise(key, work.resources)
+        if refusal is not None:
+            raise refused(refusal)
+        work.pending_id = key
+
+    async def _unreserve(self, work: _Creation) -> None:
+        await self._discard(work)  # a pooled machine was taken here, before the launch step began
+        if work.pending_id:
+            self._capacity.release(work.pending_id)
+
+    async def _record(self, work: _Creation) -> None:
+        request, now = work.request, self._clock.now()
+        ttl = self._settings.default_ttl_seconds if request.ttl_seconds is None else request.ttl_seconds
+        defaults = work.meta.defaults
+        record = Sandbox(
+            id=work.pending_id,
+            workspace=request.workspace,
+            status=Status.CREATING,
+            template=request.template,
+            template_name=work.meta.template.name,
+            template_id=work.meta.template.id,
+            resources=work.resources,
+            isolation=Isolation(**_isolation(self._machines)),
+            defaults=ExecDefaults(
+                env={**defaults.env, **request.defaults.env},
+                cwd=request.defaults.cwd or defaults.cwd,
+                user=request.defaults.user or defaults.user,
+            ),
+            metadata=dict(request.metadata),
+            created_at=now,
+            ttl_seconds=ttl,
+            persistent=request.persistent,
+            expires_at=expires_at(now, ttl, request.persistent),
+        )
+        work.entry = await self._supervisor.admit(record)
+        work.entry.creating = asyncio.current_task()
+
+    async def _unrecord(self, work: _Creation) -> None:
+        if work.pending_id:
+            await self._supervisor.withdraw(work.pending_id)
+
+    async def _launch(self, work: _Creation) -> None:
+        if work.slot is None:
+            work.slot = await self._machines.launch(work.meta.template, work.pending_id, BootMode.SNAPSHOT)
+
+    async def _discard(self, work: _Creation) -> None:
+        if work.slot is not None:
+            await self._machines.discard(work.slot)
+            work.slot = None
+
+    async def _restore(self, work: _Creation) -> None:
+        assert work.slot is not None
+        if not work.slot.restored:
+            await self._machines.restore(work.slot)
+
+    async def _grow(self, work: _Creation) -> None:
+        assert work.slot is not None
+        await self._machines.grow_disk(work.slot, work.resources.disk_mb)
+
+    async def _renew(self, work: _Creation) -> None:
+        assert work.slot is not None
+        await self._machines.renew(work.slot)
+
+    async def _start(self, work: _Creation) -> None:
+        assert work.slot is not None
+        assert work.entry is not None
+        slot = work.slot
+        await self._supervisor.start(
+            work.entry,
+            slot.machine,
+            slot.guest,
+            process=slot.machine.ref,
+            boot_mode=slot.mode,
+            started_at=self._clock.now(),
+            boot_ms=max(1, round((time.perf_counter() - work.began) * 1000)),
+        )
+
+
+def _slot_size(slot: Slot) -> tuple[int, int, int]:
+    return slot.template.shape.cpus, slot.template.shape.memory_mb, slot.disk_mb
+
+
+def _isolation(machines: Machines) -> dict[str, str]:
+    isolation = machines.engine.isolation
+    return {"boundary": isolation.boundary, "vmm": isolation.vmm, "accel": isolation.accel}
+
+
+def invalid(field_name: str, message: str) -> ClocheError:
+    return ClocheError("request.invalid", message, details={"field": field_name})

@@ -1,0 +1,69 @@
+"""Creates with an `Idempotency-Key`: one sandbox, however often the request arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+
+from cloche_server.app.access import Access
+from cloche_server.app.create import CreateRequest, Creator
+from cloche_server.app.lifecycle import LifecycleVerbs
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.records import Sandbox
+from cloche_server.host.clock import Clock
+from cloche_server.store.tokens import IdempotencyStore
+
+KEPT_SECONDS = 24 * 3600
+
+
+class IdempotentCreates:
+    """Keys are kept for a day, and survive a restart of the server.
+
+    The same key with the same body gives the same sandbox; with another body it is refused; after the
+    sandbox has ended it answers `sandbox.not_found`, never a second one.
+    """
+
+    def __init__(
+        self,
+        creator: Creator,
+        access: Access,
+        lifecycle: LifecycleVerbs,
+        store: IdempotencyStore,
+        clock: Clock,
+    ) -> None:
+        self._creator = creator
+        self._access = access
+        self._lifecycle = lifecycle
+        self._store = store
+        self._clock = clock
+        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+
+    async def create(self, request: CreateRequest, key: str | None, body: bytes) -> Sandbox:
+        """Errors: those of `Creator.create`, and `request.idempotency_conflict`."""
+        if key is None:
+            return await self._creator.create(request)
+        if not 1 <= len(key) <= 255 or not key.isprintable():
+            raise ClocheError("request.invalid", "Idempotency-Key must have 1 to 255 printable characters")
+        name = (request.workspace, key)
+        lock = self._locks.setdefault(name, asyncio.Lock())
+        try:
+            async with lock:
+                return await self._create_once(request, key, hashlib.sha256(body).hexdigest())
+        finally:
+            if not lock.locked():
+                self._locks.pop(name, None)
+
+    async def _create_once(self, request: CreateRequest, key: str, digest: str) -> Sandbox:
+        known = await self._store.find(request.workspace, key)
+        if known is not None:
+            if known.request_hash != digest:
+                raise ClocheError(
+                    "request.idempotency_conflict",
+                    "this Idempotency-Key was used before with another request body",
+                )
+            return (await self._access.find(request.workspace, known.sandbox_id)).record
+        record = await self._creator.create(request)
+        if not await self._store.remember(request.workspace, key, digest, record.id, self._clock.now()):
+            await self._lifecycle.delete(request.workspace, record.id)
+            raise ClocheError("request.idempotency_conflict", "this Idempotency-Key is in use by another request")
+        return record

@@ -1,0 +1,63 @@
+"""Verbs that change a sandbox: delete, TTL, metadata."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+from cloche_server.app.access import Access
+from cloche_server.app.supervisor import Entry, Supervisor, rearmed
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.lifecycle import Event, Status
+from cloche_server.core.records import Sandbox, TerminationReason
+from cloche_server.host.clock import Clock
+
+
+class LifecycleVerbs:
+    """Each method finds the sandbox, lets its task do the work, and returns the new record."""
+
+    def __init__(self, access: Access, supervisor: Supervisor, clock: Clock) -> None:
+        self._access = access
+        self._supervisor = supervisor
+        self._clock = clock
+
+    async def delete(self, workspace: str, sandbox_id: str) -> None:
+        """Ends the sandbox in whatever state it is. Nothing is left when this returns."""
+        entry = await self._access.find(workspace, sandbox_id)
+        if entry.record.status is Status.CREATING and entry.creating is not None:
+            entry.creating.cancel()
+            await asyncio.wait({entry.creating})
+            return
+        await self._supervisor.post(entry, Event.DELETE, reason=TerminationReason.DELETED)
+
+    async def set_ttl(
+        self, workspace: str, sandbox_id: str, ttl_seconds: int | None, persistent: bool | None
+    ) -> tuple[Entry, Sandbox]:
+        """Counts the TTL anew from now; what is not given stays as it is."""
+        entry = await self._access.find(workspace, sandbox_id)
+        now = self._clock.now()
+
+        def change(record: Sandbox) -> Sandbox:
+            _still_there(record)
+            ttl = record.ttl_seconds if ttl_seconds is None else ttl_seconds
+            keep = record.persistent if persistent is None else persistent
+            return rearmed(record, now, ttl, keep)
+
+        return entry, await self._supervisor.change(entry, change)
+
+    async def set_metadata(self, workspace: str, sandbox_id: str, changes: Mapping[str, str | None]) -> Sandbox:
+        """Sets keys; None removes one."""
+        entry = await self._access.find(workspace, sandbox_id)
+
+        def change(record: Sandbox) -> Sandbox:
+            _still_there(record)
+            merged = {**record.metadata, **changes}
+            return replace(record, metadata={k: v for k, v in merged.items() if v is not None})
+
+        return await self._supervisor.change(entry, change)
+
+
+def _still_there(record: Sandbox) -> None:
+    if record.status in {Status.DELETING, Status.DELETED}:
+        raise ClocheError("sandbox.not_found", f"sandbox {record.id} not found")

@@ -1,0 +1,142 @@
+"""Machines before they are sandboxes: launch, restore, greet, warm, and get rid of one.
+
+A slot is a machine with its directory and the link to its agent. Its id becomes the id of the sandbox.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.ids import id_from_random
+from cloche_server.core.ports import BakedTemplate, Engine, Machine
+from cloche_server.core.records import BootMode
+from cloche_server.guest.client import GuestClient
+from cloche_server.guest.types import ExecRequest, RenewRequest
+from cloche_server.host import files
+from cloche_server.host.clock import random_bytes
+from cloche_server.telemetry import log
+
+_log = log.get("machines")
+
+ENTROPY_BYTES = 64
+#: Under emulation on a busy host the first answer of a restored guest can take long.
+FIRST_ANSWER_TIMEOUT = 60.0
+
+
+@dataclass(slots=True)
+class Slot:
+    """One machine that is not (yet) a sandbox. `restored` tells which of its parts are alive."""
+
+    id: str
+    template: BakedTemplate
+    directory: Path
+    machine: Machine
+    guest: GuestClient
+    mode: BootMode
+    disk_mb: int
+    restored: bool = False
+    timings: dict[str, float] = field(default_factory=dict)
+
+
+class Machines:
+    """Makes and unmakes slots on one engine below one directory."""
+
+    def __init__(self, engine: Engine, root: Path, gate: asyncio.Semaphore) -> None:
+        self.engine = engine
+        self.root = root
+        self._gate = gate
+
+    def new_id(self) -> str:
+        return id_from_random(random_bytes(16))
+
+    async def launch(self, template: BakedTemplate, machine_id: str, mode: BootMode) -> Slot:
+        """A process that waits for its restore. Leaves nothing when it raises."""
+        directory = self.root / machine_id
+        try:
+            async with self._gate:
+                machine = await self.engine.launch(machine_id, directory, template)
+        except BaseException:
+            await asyncio.shield(self.remove_directory(machine_id))
+            raise
+        guest = GuestClient(str(machine.agent_socket))
+        return Slot(machine_id, template, directory, machine, guest, mode, template.disk_mb)
+
+    async def restore(self, slot: Slot) -> None:
+        """Loads the snapshot, starts the vCPUs and waits for the agent's first word."""
+        async with self._gate:
+            await slot.machine.restore()
+            slot.restored = True
+            await slot.guest.connect(timeout=FIRST_ANSWER_TIMEOUT)
+
+    async def renew(self, slot: Slot, *, warm: bool = False) -> None:
+        """Gives a restored machine its own clock, random numbers and names, before any user code."""
+        await slot.guest.renew(
+            RenewRequest(
+                entropy=random_bytes(ENTROPY_BYTES),
+                time_now=True,
+                hostname=hostname(slot.id),
+                machine_id=random_bytes(16).hex(),
+                warm=warm,
+            ),
+            timeout=FIRST_ANSWER_TIMEOUT,
+        )
+
+    async def grow_disk(self, slot: Slot, disk_mb: int) -> None:
+        """Grows the disk of a restored machine and the file system on it, online."""
+        if disk_mb == slot.disk_mb:
+            return
+        await slot.machine.grow_disk(disk_mb)
+        await slot.guest.renew(RenewRequest(grow_disk=True, time_now=True), timeout=FIRST_ANSWER_TIMEOUT)
+        slot.disk_mb = disk_mb
+
+    async def discard(self, slot: Slot) -> None:
+        """Ends the machine and removes all of it. Idempotent."""
+        await slot.guest.aclose()
+        try:
+            await slot.machine.kill()
+        finally:
+            slot.machine.release()
+            await self.remove_directory(slot.id)
+
+    async def remove_directory(self, machine_id: str) -> None:
+        await asyncio.to_thread(files.remove_tree, self.root / machine_id)
+
+
+def hostname(machine_id: str) -> str:
+    return "sb-" + "".join(c for c in machine_id if c.isalnum())[:12]
+
+
+async def prepare_for_bake(agent_socket: Path) -> None:
+    """Waits for the agent of a cold boot, runs what every sandbox will run first, and syncs: all that was
+    touched is then in the snapshot's memory."""
+    guest = GuestClient(str(agent_socket))
+    try:
+        await guest.connect(timeout=240)
+        await guest.renew(RenewRequest(entropy=random_bytes(ENTROPY_BYTES), time_now=True, warm=True), timeout=60)
+        for argv in WARM_UP:
+            await run_quietly(guest, argv)
+        await guest.quiesce()
+    finally:
+        await guest.aclose()
+
+
+#: Programs whose files should be in the page cache of the snapshot.
+WARM_UP: tuple[tuple[str, ...], ...] = (
+    ("/bin/sh", "-c", "true"),
+    ("/bin/bash", "-c", "echo warm | cat; ls / >/dev/null; id >/dev/null"),
+    ("/usr/bin/env", "python3", "-c", "import json, os, sys, subprocess, re; print('warm')"),
+    ("/bin/sync",),
+)
+
+
+async def run_quietly(guest: GuestClient, argv: tuple[str, ...]) -> None:
+    """Runs a command for its side effects on caches. That it is missing in a template is no error."""
+    try:
+        async with guest.exec(ExecRequest(id="warm-" + random_bytes(4).hex(), argv=argv, timeout_ms=60_000)) as call:
+            async for _ in call:
+                pass
+    except ClocheError as error:
+        _log.warning("warm_up.failed", program=argv[0], code=error.code)

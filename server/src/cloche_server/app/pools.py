@@ -1,0 +1,168 @@
+"""Two pools that hide the cost of a start: launched processes, and restored and warmed machines.
+
+One task refills them in the background, one machine at a time; every pooled machine is promised in the
+ledger like a sandbox. A pooled machine that dies is noticed, cleared away and replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from cloche_server.app.capacity import Capacity
+from cloche_server.app.machines import Machines, Slot, run_quietly
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.ports import BakedTemplate
+from cloche_server.core.records import BootMode, Resources
+from cloche_server.telemetry import log, metrics
+
+_log = log.get("pools")
+
+#: After a failed refill: wait this long, doubled each time up to the maximum (seconds).
+BACKOFF = (1.0, 60.0)
+
+
+class Pools:
+    """`template` is what the pools hold; None empties them."""
+
+    def __init__(self, machines: Machines, capacity: Capacity, *, launched: int, warm: int) -> None:
+        self._machines = machines
+        self._capacity = capacity
+        self._sizes = {BootMode.LAUNCHED: launched, BootMode.WARM: warm}
+        self._slots: dict[BootMode, deque[Slot]] = {BootMode.LAUNCHED: deque(), BootMode.WARM: deque()}
+        self._template: BakedTemplate | None = None
+        self._changed = asyncio.Event()
+        self._busy = 0
+        self._closed = False
+
+    def aim(self, template: BakedTemplate | None) -> None:
+        """Sets what the pools hold from now on."""
+        self._template = template
+        self._changed.set()
+
+    @property
+    def template(self) -> BakedTemplate | None:
+        return self._template
+
+    def counts(self) -> dict[str, int]:
+        return {kind.value: len(slots) for kind, slots in self._slots.items()}
+
+    def take(self, template: BakedTemplate) -> Slot | None:
+        """The best slot for `template`, with its promise; the caller owns both from now on."""
+        for kind in (BootMode.WARM, BootMode.LAUNCHED):
+            slots = self._slots[kind]
+            for _ in range(len(slots)):
+                slot = slots.popleft()
+                if slot.machine.ended or slot.template.id != template.id:
+                    slots.append(slot)  # the refill task clears it away
+                    continue
+                self._changed.set()
+                return slot
+        return None
+
+    def put_back(self, slot: Slot) -> None:
+        """Undoes `take` for a slot that was not touched."""
+        self._slots[slot.mode].appendleft(slot)
+
+    async def give_up_one(self) -> bool:
+        """Ends one pooled machine to make room for a sandbox. False when the pools are empty."""
+        for kind in (BootMode.LAUNCHED, BootMode.WARM):
+            if self._slots[kind]:
+                await self._discard(self._slots[kind].popleft())
+                return True
+        return False
+
+    def quick_to_fill(self) -> bool:
+        """Whether both pools are full (or none is wanted)."""
+        return self._template is None or all(len(self._slots[k]) >= n for k, n in self._sizes.items())
+
+    async def run(self) -> None:
+        """Refills for ever; cancel it to stop, then call `drain`."""
+        pause = BACKOFF[0]
+        while True:
+            self._changed.clear()
+            await self._clear_stale()
+            kind = self._missing()
+            if kind is None:
+                await self._wait(5.0)  # a pooled machine may have died without a word
+                continue
+            try:
+                filled = await self._fill(kind)
+            except ClocheError as error:
+                _log.warning("pool.refill_failed", kind=kind.value, code=error.code, error=error.message)
+                filled = False
+            if filled:
+                pause = BACKOFF[0]
+            else:
+                await self._wait(pause)
+                pause = min(pause * 2, BACKOFF[1])
+
+    async def _wait(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+
+    def _missing(self) -> BootMode | None:
+        if self._template is None:
+            return None
+        for kind in (BootMode.WARM, BootMode.LAUNCHED):
+            if len(self._slots[kind]) < self._sizes[kind]:
+                return kind
+        return None
+
+    async def _clear_stale(self) -> None:
+        wanted = self._template.id if self._template else None
+        for slots in self._slots.values():
+            for slot in [s for s in slots if s.machine.ended or s.template.id != wanted]:
+                slots.remove(slot)
+                if slot.machine.ended:
+                    _log.warning("pool.machine_died", machine=slot.id)
+                await self._discard(slot)
+        self._gauge()
+
+    async def _fill(self, kind: BootMode) -> bool:
+        """One more machine; False when there is no room for it."""
+        template = self._template
+        assert template is not None
+        machine_id = self._machines.new_id()
+        resources = Resources(template.shape.cpus, template.shape.memory_mb, template.disk_mb)
+        if self._capacity.try_promise(machine_id, resources) is not None:
+            return False
+        try:
+            slot = await self._machines.launch(template, machine_id, kind)
+        except BaseException:
+            self._capacity.release(machine_id)
+            raise
+        try:
+            if kind is BootMode.WARM:
+                await self._machines.restore(slot)
+                await self._machines.renew(slot)
+                # Twice what users do first: the translation cache is warm afterwards.
+                for _ in range(2):
+                    await run_quietly(slot.guest, ("/bin/bash", "-c", "echo warm; /bin/true"))
+        except BaseException:
+            await asyncio.shield(self._discard(slot))
+            raise
+        self._slots[kind].append(slot)
+        self._gauge()
+        return True
+
+    async def _discard(self, slot: Slot) -> None:
+        try:
+            await self._machines.discard(slot)
+        finally:
+            self._capacity.release(slot.id)
+            self._gauge()
+
+    def _gauge(self) -> None:
+        for kind, slots in self._slots.items():
+            metrics.pool.labels(kind.value).set(len(slots))
+
+    async def drain(self) -> None:
+        """Ends every pooled machine: without a server they are of no use to anybody."""
+        self._template = None
+        for slots in self._slots.values():
+            while slots:
+                await self._discard(slots.popleft())

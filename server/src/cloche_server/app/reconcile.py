@@ -1,0 +1,140 @@
+"""After a start: what the records say against what is really there.
+
+Running sandboxes are adopted; half-way ones are brought to their end; whatever exists without a record is
+removed. The truth about processes is the process table, not a file that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from cloche_server.app.capacity import Capacity
+from cloche_server.app.machines import Machines
+from cloche_server.app.supervisor import Supervisor
+from cloche_server.core.lifecycle import ON_RESTART, Status
+from cloche_server.core.lifecycle import Event as LifecycleEvent
+from cloche_server.core.ports import Machine
+from cloche_server.core.records import ProcessRef, Sandbox, Termination, TerminationReason
+from cloche_server.guest.client import GuestClient
+from cloche_server.host import process
+from cloche_server.host.clock import Clock
+from cloche_server.store.sandboxes import SandboxStore
+from cloche_server.telemetry import log, metrics
+
+_log = log.get("reconcile")
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a start found."""
+
+    adopted: int
+    failed: int
+    finished: int
+    orphans: int
+
+
+class Reconciler:
+    def __init__(
+        self,
+        store: SandboxStore,
+        machines: Machines,
+        capacity: Capacity,
+        supervisor: Supervisor,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._machines = machines
+        self._capacity = capacity
+        self._supervisor = supervisor
+        self._clock = clock
+
+    async def run(self, *, same_boot: bool) -> Report:
+        """Brings records and host together. `same_boot`: the host has not been rebooted since the last server."""
+        records = {record.id: record for record in await self._store.living()}
+        found = await asyncio.to_thread(self._machines.engine.find, self._machines.root)
+        adopted = failed = finished = 0
+        for record in records.values():
+            if record.status in ON_RESTART:
+                await self._finish(record, found.get(record.id))
+                finished += 1
+            elif record.status is Status.RUNNING:
+                if await self._adopt(record, found.get(record.id)):
+                    adopted += 1
+                else:
+                    await self._mark_failed(record, same_boot)
+                    failed += 1
+            else:
+                self._hold(record)
+        orphans = await self._sweep(records, found)
+        report = Report(adopted, failed, finished, orphans)
+        for outcome in ("adopted", "failed", "finished", "orphans"):
+            metrics.restored.labels(outcome).inc(getattr(report, outcome))
+        return report
+
+    async def _adopt(self, record: Sandbox, ref: ProcessRef | None) -> bool:
+        if ref is None or ref != record.process:
+            return False
+        machine: Machine | None = await self._machines.engine.adopt(record.id, self._machines.root / record.id, ref)
+        if machine is None:
+            return False
+        self._capacity.take_over(record.id, record.resources)
+        self._supervisor.resume_watch(record, machine, GuestClient(str(machine.agent_socket)))
+        return True
+
+    async def _mark_failed(self, record: Sandbox, same_boot: bool) -> None:
+        reason = TerminationReason.VMM_DIED if same_boot else TerminationReason.HOST_RESTART
+        detail = "the VMM process ended while no server ran" if same_boot else "the host was restarted"
+        now = self._clock.now()
+        failed = replace(
+            record,
+            status=Status.FAILED,
+            termination=Termination(reason, now, detail=detail),
+            ended_at=now,
+            process=None,
+            version=record.version + 1,
+        )
+        await self._store.update(failed)
+        self._hold(failed)
+
+    def _hold(self, record: Sandbox) -> None:
+        """A failed sandbox keeps its disk until it is deleted or its TTL has passed."""
+        self._capacity.take_over(record.id, record.resources)
+        self._capacity.without_memory(record.id)
+        entry = self._supervisor.resume_watch(record, None, None)
+        entry.ended.set()
+
+    async def _finish(self, record: Sandbox, ref: ProcessRef | None) -> None:
+        """A create or a delete was interrupted: nothing of it may stay."""
+        await self._remove(record.id, ref)
+        if ON_RESTART[record.status] is LifecycleEvent.ABORTED:
+            await self._store.forget(record.id)
+            return
+        now = self._clock.now()
+        termination = record.termination or Termination(TerminationReason.DELETED, now)
+        ended = replace(
+            record,
+            status=Status.DELETED,
+            termination=termination,
+            ended_at=record.ended_at or now,
+            process=None,
+            version=record.version + 1,
+        )
+        await self._store.update(ended)
+
+    async def _sweep(self, records: Mapping[str, Sandbox], found: Mapping[str, ProcessRef]) -> int:
+        root = self._machines.root
+        names = await asyncio.to_thread(lambda: {path.name for path in root.iterdir()} if root.is_dir() else set())
+        orphans = [name for name in names | found.keys() if name not in records]
+        for name in orphans:
+            _log.warning("orphan.removed", machine=name)
+            await self._remove(name, found.get(name))
+        return len(orphans)
+
+    async def _remove(self, name: str, ref: ProcessRef | None) -> None:
+        if ref is not None:
+            process.kill(ref.pid, ref.start_time)
+            await process.wait_exit(ref.pid, ref.start_time, 10)
+        await self._machines.remove_directory(name)

@@ -1,0 +1,39 @@
+"""All use cases in one hand, for the HTTP front."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from cloche_server.app.access import Access
+from cloche_server.app.console import Consoles
+from cloche_server.app.create import Creator
+from cloche_server.app.exec import Execs
+from cloche_server.app.files import Files
+from cloche_server.app.idempotency import IdempotentCreates
+from cloche_server.app.lifecycle import LifecycleVerbs
+from cloche_server.app.templates import Templates
+from cloche_server.app.tokens import Tokens
+from cloche_server.core.records import Isolation
+from cloche_server.host.clock import Clock
+from cloche_server.settings import Settings
+
+
+@dataclass(slots=True)
+class Services:
+    """What the API may do. `ready` is set when creates are served, `stopping` when the server ends."""
+
+    settings: Settings
+    clock: Clock
+    isolation: Isolation
+    access: Access
+    creator: Creator
+    creates: IdempotentCreates
+    lifecycle: LifecycleVerbs
+    execs: Execs
+    files: Files
+    consoles: Consoles
+    templates: Templates
+    tokens: Tokens
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,0 +1,79 @@
+"""Long operations as lists of named steps with undo.
+
+Steps run in order, each with its own deadline. When one fails, or the operation is cancelled, the
+undo of every step that had begun runs in reverse order, to its end, whatever else happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from cloche_server.core.errors import ClocheError
+from cloche_server.telemetry import log
+
+_log = log.get("steps")
+
+UNDO_TIMEOUT = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """`undo` must be idempotent and safe after a `do` that came only half-way. Deadline in seconds."""
+
+    name: str
+    do: Callable[[], Awaitable[None]]
+    undo: Callable[[], Awaitable[None]] | None = None
+    deadline: float = 60.0
+
+
+async def run_steps(operation: str, steps: Sequence[Step]) -> dict[str, float]:
+    """Runs all steps; the milliseconds each took. A deadline that passes raises `sandbox.boot_failed`."""
+    took: dict[str, float] = {}
+    begun: list[Step] = []
+    try:
+        for step in steps:
+            begun.append(step)
+            start = time.perf_counter()
+            try:
+                async with asyncio.timeout(step.deadline):
+                    await step.do()
+            except TimeoutError:
+                raise ClocheError(
+                    "sandbox.boot_failed",
+                    f"{operation} stopped: {step.name} took longer than {step.deadline:g} s",
+                ) from None
+            took[step.name] = round((time.perf_counter() - start) * 1000, 2)
+    except BaseException:
+        await _finish(undo_steps(operation, begun))
+        raise
+    return took
+
+
+async def _finish(work: Awaitable[None]) -> None:
+    """Runs `work` to its end even when the caller is cancelled again meanwhile."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.done():
+                break
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+
+
+async def undo_steps(operation: str, begun: Sequence[Step]) -> None:
+    """Runs the undo of `begun`, last first. A failing undo is logged, and the others still run."""
+    for step in reversed(begun):
+        if step.undo is None:
+            continue
+        try:
+            async with asyncio.timeout(UNDO_TIMEOUT):
+                await step.undo()
+        except (ClocheError, OSError, TimeoutError) as error:
+            _log.error("undo.failed", operation=operation, step=step.name, error=str(error) or type(error).__name__)

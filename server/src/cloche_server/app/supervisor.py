@@ -1,0 +1,345 @@
+"""One task per sandbox is the only writer of its state.
+
+Verbs post events to it and wait; the end of the VMM process and the TTL come to it by themselves. Each
+move is looked up in the lifecycle table and written conditionally on the version it was derived from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cloche_server.app.capacity import Capacity
+from cloche_server.app.machines import Machines
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.expiry import expires_at, is_due
+from cloche_server.core.lifecycle import SERVING, Event, Status, allowed, step
+from cloche_server.core.ports import Machine, MachineExit
+from cloche_server.core.records import Sandbox, Termination, TerminationReason
+from cloche_server.guest.client import GuestClient
+from cloche_server.host.clock import Clock
+from cloche_server.store.sandboxes import SandboxStore
+from cloche_server.telemetry import log, metrics
+
+_log = log.get("supervisor")
+
+#: A wait is cut into pieces so that a jump of the wall clock is noticed (seconds).
+LONGEST_WAIT = 30.0
+TEND_EVERY = 5.0
+
+
+@dataclass(slots=True)
+class Entry:
+    """A living sandbox in memory: its record, its machine and link, and who uses it now."""
+
+    record: Sandbox
+    machine: Machine | None = None
+    guest: GuestClient | None = None
+    creating: asyncio.Task[Any] | None = None
+    running_execs: int = 0
+    last_activity: float = 0.0
+    mailbox: asyncio.Queue[_Message] = field(default_factory=asyncio.Queue)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class _Message:
+    event: Event
+    done: asyncio.Future[Sandbox]
+    reason: TerminationReason | None = None
+    exit: MachineExit | None = None
+    change: Callable[[Sandbox], Sandbox] | None = None
+
+
+class Supervisor:
+    """All living sandboxes of this host."""
+
+    def __init__(
+        self,
+        store: SandboxStore,
+        machines: Machines,
+        capacity: Capacity,
+        clock: Clock,
+        group: asyncio.TaskGroup,
+    ) -> None:
+        self._store = store
+        self._machines = machines
+        self._capacity = capacity
+        self._clock = clock
+        self._group = group
+        self._entries: dict[str, Entry] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def get(self, sandbox_id: str) -> Entry | None:
+        return self._entries.get(sandbox_id)
+
+    def entries(self) -> list[Entry]:
+        return list(self._entries.values())
+
+    # ---------------------------------------------------------------- the beginning
+
+    async def admit(self, record: Sandbox) -> Entry:
+        """Records a sandbox that is about to be made."""
+        await self._store.insert(record)
+        entry = Entry(record, last_activity=self._clock.monotonic())
+        self._entries[record.id] = entry
+        self._gauge()
+        return entry
+
+    async def withdraw(self, sandbox_id: str) -> None:
+        """Forgets a sandbox whose create came to nothing."""
+        self._entries.pop(sandbox_id, None)
+        await self._store.forget(sandbox_id)
+        self._gauge()
+
+    async def start(self, entry: Entry, machine: Machine, guest: GuestClient, **changes: Any) -> Sandbox:
+        """The machine is ready: the sandbox runs, and its task begins."""
+        entry.machine = machine
+        entry.guest = guest
+        entry.creating = None
+        await self._move(entry, Event.BOOTED, **changes)
+        self.watch(entry)
+        return entry.record
+
+    def resume_watch(self, record: Sandbox, machine: Machine | None, guest: GuestClient | None) -> Entry:
+        """Takes over a sandbox that an earlier server has left."""
+        entry = Entry(record, machine, guest, last_activity=self._clock.monotonic())
+        self._entries[record.id] = entry
+        self.watch(entry)
+        self._gauge()
+        return entry
+
+    def watch(self, entry: Entry) -> None:
+        self._own(self._run(entry), f"sandbox {entry.record.id}")
+        if entry.machine is not None:
+            self._own(self._watch_exit(entry, entry.machine), f"exit of {entry.record.id}")
+
+    def _own(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = self._group.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---------------------------------------------------------------- what verbs call
+
+    async def post(
+        self,
+        entry: Entry,
+        event: Event,
+        *,
+        reason: TerminationReason | None = None,
+        exit: MachineExit | None = None,
+    ) -> Sandbox:
+        """Sends `event` to the task of a sandbox and waits for what came of it."""
+        message = _Message(event, asyncio.get_running_loop().create_future(), reason, exit)
+        entry.mailbox.put_nowait(message)
+        return await asyncio.shield(message.done)
+
+    async def change(self, entry: Entry, change: Callable[[Sandbox], Sandbox]) -> Sandbox:
+        """Changes fields that are not the state (TTL, metadata)."""
+        message = _Message(Event.BOOTED, asyncio.get_running_loop().create_future(), change=change)
+        entry.mailbox.put_nowait(message)
+        return await asyncio.shield(message.done)
+
+    # ---------------------------------------------------------------- the task of one sandbox
+
+    async def _run(self, entry: Entry) -> None:
+        while entry.record.status is not Status.DELETED:
+            message = await self._next(entry)
+            if message is None:
+                continue
+            try:
+                if message.change is not None:
+                    await self._write(entry, message.change(entry.record))
+                else:
+                    await self._handle(entry, message)
+            except Exception as error:  # noqa: BLE001 - one sandbox must never take the others with it
+                _log.error(
+                    "sandbox.move_failed",
+                    sandbox=entry.record.id,
+                    event_name=message.event.value,
+                    error=repr(error),
+                )
+                if not message.done.done():
+                    message.done.set_exception(_as_cloche(error))
+                    message.done.exception()  # nobody may be waiting: TTL and crash messages
+                if entry.record.status is Status.DELETING:
+                    await asyncio.sleep(1.0)
+                    self._post_nowait(entry, Event.DELETE)
+            else:
+                if not message.done.done():
+                    message.done.set_result(entry.record)
+        self._entries.pop(entry.record.id, None)
+        self._gauge()
+        self._refuse_rest(entry)
+
+    async def _next(self, entry: Entry) -> _Message | None:
+        """The next message, or the expiry when the TTL has passed; None when it is time to look again."""
+        if entry.record.status is Status.DELETING:
+            return await entry.mailbox.get()
+        expires = entry.record.expires_at
+        now = self._clock.now()
+        if is_due(now, expires) and entry.mailbox.empty():
+            self._post_nowait(entry, Event.EXPIRED, reason=TerminationReason.TTL)
+        wait = LONGEST_WAIT if expires is None else min(LONGEST_WAIT, max(0.0, expires - now))
+        try:
+            async with asyncio.timeout(wait):
+                return await entry.mailbox.get()
+        except TimeoutError:
+            return None
+
+    def _post_nowait(self, entry: Entry, event: Event, **kwargs: Any) -> None:
+        entry.mailbox.put_nowait(_Message(event, asyncio.get_running_loop().create_future(), **kwargs))
+
+    async def _watch_exit(self, entry: Entry, machine: Machine) -> None:
+        exit_ = await machine.wait_exit()
+        if entry.record.status in {Status.DELETING, Status.DELETED}:
+            return
+        await self.post(entry, Event.CRASHED, exit=exit_)
+
+    async def _handle(self, entry: Entry, message: _Message) -> None:
+        record = entry.record
+        if message.event is Event.EXPIRED and not is_due(self._clock.now(), record.expires_at):
+            return  # renewed in the meantime
+        if message.event is Event.CRASHED:
+            if step(record.status, Event.CRASHED) is None:
+                return
+            await self._fail(entry, message.exit or MachineExit())
+        elif message.event in {Event.DELETE, Event.EXPIRED}:
+            await self._delete(entry, message.event, message.reason or TerminationReason.DELETED)
+        else:
+            raise illegal(record, message.event)
+
+    async def _fail(self, entry: Entry, exit_: MachineExit) -> None:
+        termination = explain_exit(exit_, self._clock.now())
+        machine, guest = entry.machine, entry.guest
+        entry.machine = entry.guest = None
+        await self._move(entry, Event.CRASHED, termination=termination, ended_at=termination.at, process=None)
+        self._capacity.without_memory(entry.record.id)
+        entry.ended.set()
+        if guest is not None:
+            await guest.aclose()
+        if machine is not None:
+            machine.release()
+        metrics.ends.labels(termination.reason.value).inc()
+
+    async def _delete(self, entry: Entry, event: Event, reason: TerminationReason) -> None:
+        if entry.record.status is not Status.DELETING:
+            now = self._clock.now()
+            termination = entry.record.termination or Termination(reason, now)
+            await self._move(entry, event, termination=termination, ended_at=now)
+            metrics.ends.labels(reason.value).inc()
+        entry.ended.set()
+        if entry.guest is not None:
+            await entry.guest.aclose()
+        if entry.machine is not None:
+            await entry.machine.kill()
+            entry.machine.release()
+        await self._machines.remove_directory(entry.record.id)
+        entry.machine = entry.guest = None
+        self._capacity.release(entry.record.id)
+        await self._move(entry, Event.RELEASED, process=None)
+
+    def _refuse_rest(self, entry: Entry) -> None:
+        while not entry.mailbox.empty():
+            message = entry.mailbox.get_nowait()
+            if message.event is Event.DELETE:
+                message.done.set_result(entry.record)
+            elif not message.done.done():
+                message.done.set_exception(not_found(entry.record.id))
+                message.done.exception()
+
+    # ---------------------------------------------------------------- the one place that moves
+
+    async def _move(self, entry: Entry, event: Event, **changes: Any) -> None:
+        target = step(entry.record.status, event)
+        if target is None:
+            raise illegal(entry.record, event)
+        before = entry.record.status
+        await self._write(entry, replace(entry.record, status=target, **changes))
+        _log.info(
+            "sandbox.moved",
+            sandbox=entry.record.id,
+            event_name=event.value,
+            before=before.value,
+            after=target.value,
+            reason=entry.record.termination.reason.value if entry.record.termination else None,
+        )
+        self._gauge()
+
+    async def _write(self, entry: Entry, record: Sandbox) -> None:
+        record = replace(record, version=entry.record.version + 1)
+        await self._store.update(record)
+        entry.record = record
+
+    def _gauge(self) -> None:
+        counts: dict[str, int] = dict.fromkeys((s.value for s in Status if s is not Status.DELETED), 0)
+        for entry in self._entries.values():
+            if entry.record.status is not Status.DELETED:
+                counts[entry.record.status.value] += 1
+        for status, count in counts.items():
+            metrics.sandboxes.labels(status).set(count)
+
+    # ---------------------------------------------------------------- house-keeping
+
+    async def tend(self) -> None:
+        """Every few seconds for as long as the server runs; cancel to stop."""
+        while True:
+            await asyncio.sleep(TEND_EVERY)
+            for entry in self.entries():
+                if entry.machine is not None and entry.record.status in SERVING:
+                    await entry.machine.tend()
+
+    async def close(self) -> None:
+        """The server ends: every task of a sandbox ends, the machines run on for the next server."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(set(self._tasks))
+        for entry in self._entries.values():
+            if entry.guest is not None:
+                await entry.guest.aclose()
+            if entry.machine is not None:
+                entry.machine.release()
+
+
+def explain_exit(exit_: MachineExit, now: float) -> Termination:
+    """What is told about a machine that has ended by itself."""
+    if exit_.guest_shutdown:
+        return Termination(TerminationReason.GUEST_SHUTDOWN, now, detail="the guest powered itself off")
+    if exit_.signal:
+        return Termination(
+            TerminationReason.VMM_DIED, now, exit_.signal, f"the VMM process was killed by {exit_.signal}"
+        )
+    if exit_.code is None:
+        return Termination(TerminationReason.VMM_DIED, now, detail="the VMM process is gone")
+    return Termination(TerminationReason.VMM_DIED, now, detail=f"the VMM process ended with code {exit_.code}")
+
+
+def _as_cloche(error: Exception) -> ClocheError:
+    if isinstance(error, ClocheError):
+        return error
+    return ClocheError("internal", "the sandbox could not be changed; the log of the server has more")
+
+
+def illegal(record: Sandbox, event: Event) -> ClocheError:
+    return ClocheError(
+        "sandbox.invalid_state",
+        f"the sandbox {record.id} is {record.status.value}, {event.value} is not possible now",
+        details={"status": record.status.value, "allowed": allowed(record.status)},
+    )
+
+
+def not_found(sandbox_id: str, details: Mapping[str, Any] | None = None) -> ClocheError:
+    return ClocheError("sandbox.not_found", f"sandbox {sandbox_id} not found", details=details)
+
+
+def rearmed(record: Sandbox, now: float, ttl_seconds: int, persistent: bool) -> Sandbox:
+    """The record with its TTL counted from `now`."""
+    return replace(
+        record,
+        ttl_seconds=ttl_seconds,
+        persistent=persistent,
+        expires_at=expires_at(now, ttl_seconds, persistent),
+    )

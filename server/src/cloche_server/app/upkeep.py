@@ -1,0 +1,81 @@
+"""What is done every now and then: aim the pools, forget old records."""
+
+from __future__ import annotations
+
+import asyncio
+
+from cloche_server.app.idempotency import KEPT_SECONDS
+from cloche_server.app.pools import Pools
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.records import Shape
+from cloche_server.host.clock import Clock
+from cloche_server.settings import Settings
+from cloche_server.storage.templates import TemplateCatalog
+from cloche_server.store.sandboxes import SandboxStore
+from cloche_server.store.tokens import IdempotencyStore
+from cloche_server.telemetry import log
+
+_log = log.get("upkeep")
+
+AIM_EVERY = 5.0
+PRUNE_EVERY = 600.0
+
+
+class Upkeep:
+    """One background task of the server."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        catalog: TemplateCatalog,
+        pools: Pools,
+        fingerprint: str,
+        shape: Shape,
+        store: SandboxStore,
+        idempotency: IdempotencyStore,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._catalog = catalog
+        self._pools = pools
+        self._fingerprint = fingerprint
+        self._shape = shape
+        self._store = store
+        self._idempotency = idempotency
+        self._clock = clock
+        self._told: str | None = None
+
+    async def run(self) -> None:
+        next_prune = 0.0
+        while True:
+            await self._aim()
+            if self._clock.monotonic() >= next_prune:
+                next_prune = self._clock.monotonic() + PRUNE_EVERY
+                await self._prune()
+            await asyncio.sleep(AIM_EVERY)
+
+    async def _aim(self) -> None:
+        """Another process may have baked a newer template, or removed or damaged the present one."""
+        name = self._settings.pool_template
+        meta = None
+        if name and (resolved := self._catalog.resolve(name)):
+            meta = self._catalog.find(resolved, self._shape, self._fingerprint)
+        if meta is not None:
+            try:
+                await asyncio.to_thread(self._catalog.check, meta)
+            except ClocheError as error:
+                if self._told != error.message:
+                    _log.error("pool.template_unusable", error=error.message)
+                self._told = error.message
+                meta = None
+        template = meta.template if meta else None
+        if template != self._pools.template:
+            self._pools.aim(template)
+
+    async def _prune(self) -> None:
+        now = self._clock.now()
+        try:
+            await self._store.prune(now - self._settings.deleted_retention)
+            await self._idempotency.prune(now - KEPT_SECONDS)
+        except ClocheError as error:
+            _log.error("prune.failed", error=error.message)

@@ -1,0 +1,198 @@
+"""`cloche-server doctor`: what this host can do, and what to do about the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import resource
+import sys
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict, dataclass
+
+import click
+
+from cloche_server import __version__
+from cloche_server.cli.main import data_option, run_async, settings_from
+from cloche_server.core.errors import ClocheError
+from cloche_server.engine.qemu.probe import choose_accel, probe_kvm, probe_qemu
+from cloche_server.host import cgroups, network
+from cloche_server.host import machine as host_machine
+from cloche_server.settings import Settings
+from cloche_server.storage.kernel import find_kernel
+from cloche_server.storage.locate import find_agent
+from cloche_server.storage.templates import TemplateCatalog
+
+OK, WARN, FAIL = "ok", "warn", "fail"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing about this host. `fail`: sandboxes cannot run; `warn`: they run with less."""
+
+    name: str
+    level: str
+    found: str
+    advice: str = ""
+
+
+def register(main: click.Group) -> None:
+    main.add_command(doctor)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@data_option
+def doctor(as_json: bool, data: str | None) -> None:
+    """Say what this host can do. Exit code 1 when sandboxes cannot run here."""
+    settings = settings_from(data=data, log_level="error")
+    findings = run_async(examine(settings))
+    if as_json:
+        click.echo(json.dumps({"version": __version__, "findings": [asdict(f) for f in findings]}, indent=2))
+    else:
+        for finding in findings:
+            click.echo(f"{finding.level:5} {finding.name:12} {finding.found}")
+            if finding.advice:
+                click.echo(f"{'':18} → {finding.advice}")
+    if any(finding.level == FAIL for finding in findings):
+        sys.exit(1)
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """All findings, in the order in which they matter."""
+    checks: list[Callable[[Settings], Awaitable[list[Finding]]]] = [
+        _system,
+        _qemu,
+        _resources,
+        _kernel_parts,
+        _baked,
+    ]
+    found: list[Finding] = []
+    for check in checks:
+        found += await check(settings)
+    return found
+
+
+async def _system(_: Settings) -> list[Finding]:
+    arch = host_machine.architecture()
+    flags = host_machine.cpu_flags() & {"vmx", "svm", "ept", "npt"}
+    virtual = " ".join(sorted(flags)) or "no virtualisation flags"
+    root = os.geteuid() == 0
+    return [
+        Finding("arch", OK if arch == "x86_64" else FAIL, arch, "" if arch == "x86_64" else "use an x86_64 host"),
+        Finding("kernel", OK, host_machine.kernel()),
+        Finding(
+            "cpu",
+            OK,
+            f"{host_machine.cpu_count()} x {host_machine.cpu_model()} ({virtual})",
+        ),
+        Finding(
+            "root",
+            OK if root else FAIL,
+            "running as root" if root else "not root",
+            "" if root else "run as root",
+        ),
+    ]
+
+
+async def _qemu(settings: Settings) -> list[Finding]:
+    try:
+        facts = await probe_qemu(settings.qemu)
+    except ClocheError as error:
+        return [Finding("qemu", FAIL, error.message, "install QEMU 8.2 or later")]
+    kernel = await asyncio.to_thread(find_kernel, settings.data)
+    kvm = await probe_kvm(facts, kernel.vmlinuz if kernel else None)
+    found = [
+        Finding("qemu", OK, f"{facts.binary} {facts.version_text}"),
+        Finding(
+            "kvm",
+            OK if kvm.usable else WARN,
+            kvm.reason,
+            ""
+            if kvm.usable
+            else "sandboxes run under software emulation: about 12 times slower, and a weaker boundary",
+        ),
+    ]
+    try:
+        accel, reason = await choose_accel(settings.accel, facts, kernel.vmlinuz if kernel else None)
+        found.append(Finding("accel", OK, f"{accel} ({reason})"))
+    except ClocheError as error:
+        found.append(Finding("accel", FAIL, error.message, "set CLOCHE_ACCEL=auto"))
+    return found
+
+
+async def _resources(settings: Settings) -> list[Finding]:
+    memory = host_machine.memory()
+    place = settings.data
+    while not place.exists():
+        place = place.parent
+    disk = host_machine.disk(place)
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    low_memory = memory.available_mb < settings.memory_reserve_mb + 512
+    low_disk = disk.free_mb < settings.disk_reserve_mb + 1024
+    return [
+        Finding(
+            "memory",
+            WARN if low_memory else OK,
+            f"{memory.available_mb} of {memory.total_mb} MiB available",
+            "creates will be refused; free memory, or lower CLOCHE_MEMORY_RESERVE_MB" if low_memory else "",
+        ),
+        Finding(
+            "disk",
+            WARN if low_disk else OK,
+            f"{disk.free_mb} of {disk.total_mb} MiB free below {place}",
+            "creates will be refused; free disk, or lower CLOCHE_DISK_RESERVE_MB" if low_disk else "",
+        ),
+        Finding(
+            "files",
+            OK if files >= 4096 else WARN,
+            f"at most {files} open files",
+            "" if files >= 4096 else "raise the limit (ulimit -n) to 4096 or more; each sandbox takes about 4",
+        ),
+    ]
+
+
+async def _kernel_parts(_: Settings) -> list[Finding]:
+    groups = cgroups.probe()
+    tap, nft = network.tap_obstacle(), network.nft_obstacle()
+    return [
+        Finding(
+            "cgroups",
+            OK if not groups.missing else WARN,
+            f"version {groups.version}: {' '.join(groups.controllers) or 'none'}",
+            f"the controllers {' '.join(groups.missing)} are missing: no limits per sandbox" if groups.missing else "",
+        ),
+        Finding(
+            "tap",
+            OK if tap is None else WARN,
+            tap or "tap devices can be made",
+            "load the module tun" if tap else "",
+        ),
+        Finding(
+            "nftables",
+            OK if nft is None else WARN,
+            nft or "nft is installed",
+            "install nftables" if nft else "",
+        ),
+    ]
+
+
+async def _baked(settings: Settings) -> list[Finding]:
+    found = []
+    try:
+        found.append(Finding("agent", OK, str(find_agent(settings.agent))))
+    except ClocheError as error:
+        found.append(Finding("agent", WARN, error.message, "run ./quickstart"))
+    catalog = TemplateCatalog(settings.data)
+    metas = await asyncio.to_thread(catalog.all)
+    if not metas:
+        found.append(Finding("templates", WARN, "none is baked", "run `cloche-server template bake base`"))
+    for meta in metas:
+        try:
+            await asyncio.to_thread(catalog.check, meta)
+            found.append(Finding("template", OK, meta.template.id))
+        except ClocheError as error:
+            found.append(
+                Finding("template", FAIL, error.message, f"run `cloche-server template bake {meta.template.name}`")
+            )
+    return found

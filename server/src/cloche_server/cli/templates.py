@@ -1,0 +1,119 @@
+"""`cloche-server template …`"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+
+import click
+
+from cloche_server.app.bake import Baker
+from cloche_server.cli.main import data_option, run_async, settings_from
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.records import Shape
+from cloche_server.host.clock import SystemClock
+from cloche_server.main import build_engine, open_database, prepare_data
+from cloche_server.settings import Settings
+from cloche_server.storage.locate import find_agent, find_recipe
+from cloche_server.storage.recipe import load_recipe
+from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
+from cloche_server.store.sandboxes import SandboxStore
+
+
+def register(main: click.Group) -> None:
+    main.add_command(template)
+
+
+@click.group()
+def template() -> None:
+    """Templates: what sandboxes are restored from."""
+
+
+@template.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@data_option
+def list_(as_json: bool, data: str | None) -> None:
+    """List baked templates."""
+    metas = TemplateCatalog(settings_from(data=data).data).all()
+    rows = [
+        {
+            "id": m.template.id,
+            "name": m.template.name,
+            "aliases": list(m.aliases),
+            "cpus": m.template.shape.cpus,
+            "memory_mb": m.template.shape.memory_mb,
+            "disk_mb": m.template.disk_mb,
+            "size_bytes": m.template.size_bytes,
+            "accel": m.template.accel,
+        }
+        for m in metas
+    ]
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for m in metas:
+        shape = m.template.shape
+        click.echo(
+            f"{m.template.id:32} {shape.cpus} vCPU  {shape.memory_mb} MiB  disk {m.template.disk_mb} MiB  "
+            f"{m.template.size_bytes >> 20} MiB stored  {m.template.accel}"
+        )
+
+
+@template.command()
+@click.argument("name")
+@click.option("--cpus", type=int, default=None, help="vCPUs of the baked size.")
+@click.option("--memory-mb", type=int, default=None, help="Memory of the baked size.")
+@data_option
+def bake(name: str, cpus: int | None, memory_mb: int | None, data: str | None) -> None:
+    """Bake a template from its recipe. What is baked already, and whole, is left as it is."""
+    settings = settings_from(data=data)
+    shape = Shape(cpus or settings.default_cpus, memory_mb or settings.default_memory_mb)
+    began = time.monotonic()
+
+    def progress(text: str) -> None:
+        click.echo(f"[{time.monotonic() - began:6.1f} s] {text}", err=True)
+
+    meta = run_async(_bake(settings, name, shape, progress))
+    click.echo(f"{meta.template.id} is ready ({meta.template.size_bytes >> 20} MiB)")
+
+
+async def _bake(settings: Settings, name: str, shape: Shape, progress: Callable[[str], None]) -> TemplateMeta:
+    recipe = load_recipe(find_recipe(settings.recipes, name))
+    agent = find_agent(settings.agent)
+    await asyncio.to_thread(prepare_data, settings.data)
+    engine, _ = await build_engine(settings)
+    catalog = TemplateCatalog(settings.data)
+    baker = Baker(settings.data, engine, catalog, SystemClock())
+    return await baker.bake(await baker.gather(recipe, agent, progress), shape, progress)
+
+
+@template.command()
+@click.argument("name")
+@data_option
+def rm(name: str, data: str | None) -> None:
+    """Remove a baked template, by id, or all sizes of a name."""
+    settings = settings_from(data=data)
+    removed = run_async(_remove(settings, name))
+    for template_id in removed:
+        click.echo(f"removed {template_id}")
+
+
+async def _remove(settings: Settings, name: str) -> list[str]:
+    catalog = TemplateCatalog(settings.data)
+    doomed = [m for m in catalog.all() if name in (m.template.id, m.template.name)]
+    if not doomed:
+        raise ClocheError("template.not_found", f"template {name} not found; `cloche-server template list` shows all")
+    await asyncio.to_thread(prepare_data, settings.data)
+    async with open_database(settings.data) as database:
+        store = SandboxStore(database)
+        for meta in doomed:
+            users = await store.template_users(meta.template.id)
+            if users:
+                raise ClocheError(
+                    "template.in_use", f"{meta.template.id} is used by {users} sandboxes; delete them first"
+                )
+    for meta in doomed:
+        await asyncio.to_thread(catalog.remove, meta)
+    return [meta.template.id for meta in doomed]

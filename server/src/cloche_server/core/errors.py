@@ -1,0 +1,114 @@
+"""The one error family of the server and its catalogue.
+
+Every failure a client can see is a `ClocheError` with a stable dotted `code` from `CATALOGUE`. The
+message is one sentence for a person: what, why, what to do. It never contains text that came from a
+guest. Data for programs goes into `details`. HTTP statuses live in `api/errors.py`, nowhere else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorSpec:
+    """What a code promises. `retryable`: the same request may be sent again, nothing has happened."""
+
+    summary: str
+    retryable: bool = False
+    action: str = ""
+
+
+CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
+    # authentication
+    "auth.missing_token": ErrorSpec("no bearer token was sent", action="send `Authorization: Bearer <token>`"),
+    "auth.invalid_token": ErrorSpec(
+        "the bearer token is unknown or revoked", action="make one with `cloche-server token create`"
+    ),
+    # the request itself
+    "request.invalid": ErrorSpec("a field of the request is missing or wrong"),
+    "request.too_large": ErrorSpec("the request body is larger than the server accepts"),
+    "request.not_found": ErrorSpec("there is no such route"),
+    "request.method_not_allowed": ErrorSpec("the route does not know this method"),
+    "request.idempotency_conflict": ErrorSpec(
+        "the idempotency key was used before with another body", action="use a fresh key"
+    ),
+    "not_implemented": ErrorSpec("this server release does not have the feature yet"),
+    # sandboxes
+    "sandbox.not_found": ErrorSpec("there is no such sandbox"),
+    "sandbox.invalid_state": ErrorSpec("the sandbox is in a state that does not allow the call"),
+    "sandbox.failed": ErrorSpec("the sandbox has failed", action="delete it and create another"),
+    "sandbox.boot_failed": ErrorSpec("the sandbox could not be started; nothing is left of it"),
+    "sandbox.unreachable": ErrorSpec("the agent in the sandbox does not answer"),
+    "isolation.unavailable": ErrorSpec("this host cannot keep the boundary that was asked for"),
+    # templates
+    "template.not_found": ErrorSpec("there is no such template"),
+    "template.not_ready": ErrorSpec("the template is not baked yet"),
+    "template.corrupt": ErrorSpec("a file of the template is damaged or missing", action="bake it again"),
+    "template.bake_failed": ErrorSpec("baking the template failed"),
+    "template.in_use": ErrorSpec("the template is in use by a sandbox"),
+    "template.invalid_recipe": ErrorSpec("the recipe of the template is not valid"),
+    # exec
+    "exec.not_found": ErrorSpec("there is no such exec"),
+    "exec.conflict": ErrorSpec("an exec with this id exists already"),
+    "exec.timeout": ErrorSpec("the command ran into its timeout and was killed"),
+    "exec.sandbox_gone": ErrorSpec("the sandbox went away while the command ran"),
+    "exec.too_large": ErrorSpec("the command or its environment is over a limit of the kernel"),
+    "exec.user_not_found": ErrorSpec("the user does not exist in the sandbox"),
+    "exec.invalid_cwd": ErrorSpec("the working directory cannot be used"),
+    "exec.cancelled": ErrorSpec("the command was cancelled"),
+    # files
+    "file.not_found": ErrorSpec("there is no such file or directory"),
+    "file.is_directory": ErrorSpec("the path is a directory"),
+    "file.not_a_directory": ErrorSpec("a part of the path is not a directory"),
+    "file.not_a_regular_file": ErrorSpec("the path is not a regular file"),
+    "file.exists": ErrorSpec("the path exists already"),
+    "file.not_empty": ErrorSpec("the directory is not empty"),
+    "file.permission_denied": ErrorSpec("the user may not do this"),
+    "file.name_too_long": ErrorSpec("a name is longer than the file system allows"),
+    "file.busy": ErrorSpec("the file is in use", retryable=True),
+    "file.no_space": ErrorSpec("the disk of the sandbox is full"),
+    # guest and host
+    "guest.exhausted": ErrorSpec("the sandbox has no process, memory or descriptor left"),
+    "guest.protocol": ErrorSpec("the agent in the sandbox answered with nonsense"),
+    "guest.error": ErrorSpec("an operation inside the sandbox failed"),
+    "capacity.unavailable": ErrorSpec(
+        "the host has no room for another sandbox now", retryable=True, action="try again later"
+    ),
+    "host.disk_full": ErrorSpec("the disk of the host is full", retryable=True),
+    "host.unsupported": ErrorSpec("this host cannot run sandboxes"),
+    "server.shutting_down": ErrorSpec("the server is shutting down", retryable=True),
+    "internal": ErrorSpec("an internal error; the log has more under the request id"),
+}
+
+
+class ClocheError(Exception):
+    """A failure with a code of the catalogue.
+
+    `details` is JSON-ready data. `retry_after` (seconds) is set where waiting helps and nothing was made.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        *,
+        details: Mapping[str, Any] | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        if code not in CATALOGUE:
+            raise ValueError(f"error code {code!r} is not in the catalogue")
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.details: dict[str, Any] = dict(details or {})
+        self.retry_after = retry_after
+
+    @property
+    def retryable(self) -> bool:
+        return CATALOGUE[self.code].retryable
+
+    def __repr__(self) -> str:
+        return f"ClocheError({self.code!r}, {self.message!r})"

@@ -1,0 +1,111 @@
+"""What the use cases need of their adapters, as Protocols over plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
+
+from cloche_server.core.records import Isolation, ProcessRef, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class BakedTemplate:
+    """A baked template on disk: what a machine is restored from. Immutable once published.
+
+    `directory` holds `mem`, `dev`, `disk.qcow2`, `overlay.qcow2` (an empty overlay to copy) and `meta.json`.
+    """
+
+    id: str
+    name: str
+    directory: Path
+    shape: Shape
+    disk_mb: int
+    accel: str
+    size_bytes: int
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class BootFiles:
+    """What a cold boot needs: `disk` is the root file system the template's disk is laid over."""
+
+    kernel: Path
+    initrd: Path
+    root_image: Path
+
+
+class MachineCondition(StrEnum):
+    OK = "ok"
+    DISK_FULL = "disk_full"  # stopped: the disk of the host is full; goes on when there is room
+
+
+@dataclass(frozen=True, slots=True)
+class MachineExit:
+    """How a VMM process ended; `guest_shutdown`: the guest powered itself off."""
+
+    code: int | None = None
+    signal: str | None = None
+    guest_shutdown: bool = False
+
+
+class Machine(Protocol):
+    """One running VMM process. Losing the object loses nothing: `Engine.adopt` finds the process again."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def ref(self) -> ProcessRef: ...
+    @property
+    def agent_socket(self) -> Path: ...
+    @property
+    def condition(self) -> MachineCondition: ...
+    @property
+    def ended(self) -> bool: ...
+    async def restore(self) -> None:
+        """Loads the device state of its template and starts the vCPUs."""
+
+    async def grow_disk(self, disk_mb: int) -> None: ...
+    async def wait_exit(self) -> MachineExit: ...
+    async def kill(self) -> None:
+        """Ends the process at once and waits until it is gone."""
+
+    async def tend(self) -> None:
+        """House-keeping every few seconds: bounds the console log, goes on after a full disk."""
+
+    def release(self) -> None:
+        """Lets go of the process, which runs on."""
+
+
+class Engine(Protocol):
+    """Runs machines. Every method leaves nothing behind when it raises."""
+
+    @property
+    def isolation(self) -> Isolation: ...
+    @property
+    def fingerprint(self) -> str:
+        """Two templates may share machines only when this is equal: VMM version, acceleration, CPU model."""
+
+    async def launch(self, machine_id: str, directory: Path, template: BakedTemplate) -> Machine:
+        """Starts a process that waits for `Machine.restore`. Raises `sandbox.boot_failed`, `template.corrupt`."""
+
+    async def adopt(self, machine_id: str, directory: Path, ref: ProcessRef) -> Machine | None:
+        """Takes a running process over again; None when it is gone."""
+
+    def find(self, root: Path) -> dict[str, ProcessRef]:
+        """Every VMM process whose directory is below `root`, by machine id: the truth about orphans."""
+
+    async def bake(
+        self,
+        template_id: str,
+        files: BootFiles,
+        shape: Shape,
+        directory: Path,
+        work: Path,
+        prepare: Callable[[Path], Awaitable[None]],
+        progress: Callable[[str], None],
+    ) -> None:
+        """Boots cold in `work`, runs `prepare(agent_socket)`, and writes `mem`, `dev`, `disk.qcow2` and
+        `overlay.qcow2` into `directory`, which will become `templates/<template_id>`."""

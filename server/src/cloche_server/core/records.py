@@ -1,0 +1,131 @@
+"""Frozen records: what a sandbox, a template and a token are. No behaviour that does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from cloche_server.core.lifecycle import Status
+
+#: Metadata keys with this prefix are write-only: they never come back in an answer.
+SECRET_METADATA_PREFIX = "secret."  # noqa: S105 - the name of a prefix
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The size of a machine that is fixed when its template is baked. `memory_mb` in MiB."""
+
+    cpus: int
+    memory_mb: int
+
+    def __str__(self) -> str:
+        return f"{self.cpus}c{self.memory_mb}m"
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """What one sandbox gets. Sizes in MiB."""
+
+    cpus: int
+    memory_mb: int
+    disk_mb: int
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.cpus, self.memory_mb)
+
+
+class BootMode(StrEnum):
+    WARM = "warm"  # taken from the pool of restored and warmed machines
+    LAUNCHED = "launched"  # taken from the pool of launched processes, restored now
+    SNAPSHOT = "snapshot"  # process started and snapshot restored now
+
+
+class TerminationReason(StrEnum):
+    VMM_DIED = "vmm_died"
+    GUEST_SHUTDOWN = "guest_shutdown"
+    TTL = "ttl"
+    DELETED = "deleted"
+    CREATE_FAILED = "create_failed"
+    HOST_RESTART = "host_restart"
+
+
+@dataclass(frozen=True, slots=True)
+class Termination:
+    """Why a sandbox ended. `at` is Unix seconds; `signal` a name such as SIGKILL."""
+
+    reason: TerminationReason
+    at: float
+    signal: str | None = None
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Isolation:
+    """The boundary a sandbox really has."""
+
+    boundary: str = "microvm"
+    vmm: str = "qemu"
+    accel: str = "tcg"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRef:
+    """A process that outlives us: its pid and its start time (clock ticks since boot), so that a
+    reused pid is never taken for it."""
+
+    pid: int
+    start_time: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecDefaults:
+    """What an exec gets when its caller says nothing: of the template, then of the sandbox."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sandbox:
+    """One sandbox. `version` grows with every change of the record and guards its updates.
+
+    Times are Unix seconds. `template` is the name the caller asked for, `template_name` the family it
+    resolved to and `template_id` the baked template it runs on.
+    """
+
+    id: str
+    workspace: str
+    status: Status
+    template: str
+    template_name: str
+    template_id: str
+    resources: Resources
+    isolation: Isolation
+    defaults: ExecDefaults
+    metadata: Mapping[str, str]
+    created_at: float
+    ttl_seconds: int = 0
+    persistent: bool = False
+    expires_at: float | None = None
+    started_at: float | None = None
+    boot_ms: int = 0
+    boot_mode: BootMode = BootMode.SNAPSHOT
+    process: ProcessRef | None = None
+    termination: Termination | None = None
+    ended_at: float | None = None
+    generation: int = 1
+    version: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenInfo:
+    """An API token without its secret."""
+
+    prefix: str
+    name: str
+    workspace: str
+    created_at: float
+    revoked_at: float | None = None

@@ -1,0 +1,1 @@
+"""Engines: drivers that run machines. QEMU is the first."""

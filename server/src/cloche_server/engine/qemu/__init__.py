@@ -1,0 +1,1 @@
+"""The QEMU driver: a microvm per sandbox, restored from a snapshot."""

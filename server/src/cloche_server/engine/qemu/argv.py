@@ -1,0 +1,100 @@
+"""The command line of QEMU as a pure function of a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+#: Name of the virtio-serial port of the agent, host and guest side.
+AGENT_PORT = "cloche.agent.0"
+#: Named, so that a snapshot meets the same CPU again. Under TCG the model does not change the speed.
+CPU_MODEL = {"tcg": "max", "kvm": "host"}
+
+
+@dataclass(frozen=True, slots=True)
+class ColdBoot:
+    """What a machine boots from when there is no snapshot yet."""
+
+    kernel: Path
+    initrd: Path
+    tsc_khz: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class VmPlan:
+    """One machine. Relative file names are below its directory, QEMU's working directory.
+
+    `qmp_fd` and `agent_fd` are listening Unix sockets that QEMU inherits.
+    `boot` set: a cold boot that writes `memory` (a bake). `boot` None: a clone that maps `memory`
+    privately and waits for device state.
+    """
+
+    binary: str
+    name: str
+    accel: str
+    cpus: int
+    memory_mb: int
+    memory: Path
+    disk: Path
+    tcg_buffer_mb: int
+    qmp_fd: int
+    agent_fd: int
+    boot: ColdBoot | None = None
+
+
+def build_argv(plan: VmPlan) -> list[str]:
+    """The argv for `plan`."""
+    argv = [
+        plan.binary,
+        *("-name", f"guest={plan.name}"),
+        *("-M", "microvm,acpi=on,rtc=on,isa-serial=on,suppress-vmdesc=on,memory-backend=m0"),
+        *("-accel", _accel(plan)),
+        *("-cpu", CPU_MODEL[plan.accel]),
+        *("-smp", str(plan.cpus)),
+        *("-m", f"{plan.memory_mb}M"),
+        *("-object", _memory(plan)),
+        # Device state must be a plain stream without the configuration section.
+        *("-global", "migration.send-configuration=off"),
+        *("-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"),
+        *("-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny"),
+        # Appended to, so that the host may cut the file while the guest goes on writing.
+        *("-chardev", "file,id=console,path=console.log,append=on"),
+        *("-serial", "chardev:console"),
+        # Both sockets are bound and listening before QEMU starts: nobody ever polls for a path.
+        *("-chardev", f"socket,id=qmp,fd={plan.qmp_fd},server=on,wait=off"),
+        *("-mon", "chardev=qmp,mode=control"),
+        # A full host disk stops the machine instead of damaging its file system; it goes on later.
+        *("-drive", f"id=d0,if=none,file={plan.disk},format=qcow2,werror=enospc,rerror=report,discard=unmap"),
+        *("-device", "virtio-blk-device,drive=d0"),
+        *("-device", "virtio-serial-device"),
+        *("-chardev", f"socket,id=agent,fd={plan.agent_fd},server=on,wait=off"),
+        *("-device", f"virtserialport,chardev=agent,name={AGENT_PORT}"),
+        *("-device", "virtio-rng-device"),
+    ]
+    if plan.boot is None:
+        argv += ["-incoming", "defer"]
+    else:
+        argv += ["-kernel", str(plan.boot.kernel), "-initrd", str(plan.boot.initrd), "-append", _append(plan)]
+    return argv
+
+
+def _accel(plan: VmPlan) -> str:
+    if plan.accel == "kvm":
+        return "kvm"
+    thread = "single" if plan.cpus == 1 else "multi"
+    return f"tcg,thread={thread},tb-size={plan.tcg_buffer_mb}"
+
+
+def _memory(plan: VmPlan) -> str:
+    # A clone opens the file read-only and maps it privately: no guest can write what others share.
+    sharing = "share=on" if plan.boot is not None else "share=off,readonly=on,rom=off"
+    return f"memory-backend-file,id=m0,size={plan.memory_mb}M,mem-path={plan.memory},{sharing}"
+
+
+def _append(plan: VmPlan) -> str:
+    assert plan.boot is not None
+    words = ["console=ttyS0", "reboot=t", "panic=-1", "quiet", "random.trust_cpu=on"]
+    if plan.accel == "tcg" and plan.boot.tsc_khz:
+        # On a busy host the kernel cannot calibrate its clock under emulation, and hangs.
+        words.append(f"tsc_early_khz={plan.boot.tsc_khz}")
+    return " ".join(words)

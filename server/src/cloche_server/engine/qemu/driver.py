@@ -1,0 +1,235 @@
+"""The QEMU engine: launch, adopt, find. Baking is beside it in `bake.py`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.ports import BakedTemplate, BootFiles
+from cloche_server.core.records import Isolation, ProcessRef, Shape
+from cloche_server.engine.qemu.argv import CPU_MODEL, ColdBoot, VmPlan, build_argv
+from cloche_server.engine.qemu.machine import QemuMachine
+from cloche_server.engine.qemu.probe import QemuFacts
+from cloche_server.engine.qemu.qmp import QmpLost
+from cloche_server.host import files, process
+from cloche_server.host import machine as host_machine
+from cloche_server.host.watch import ProcessWatch
+
+NAME_PREFIX: Final = "cloche-"
+#: Changes when the command line changes in a way that makes older device state unreadable.
+MACHINE_REVISION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class QemuConfig:
+    facts: QemuFacts
+    accel: str
+    tcg_buffer_mb: int
+
+
+class QemuEngine:
+    """Runs microvms with one QEMU binary and one acceleration."""
+
+    def __init__(self, config: QemuConfig) -> None:
+        self._config = config
+
+    @property
+    def isolation(self) -> Isolation:
+        return Isolation(boundary="microvm", vmm="qemu", accel=self._config.accel)
+
+    @property
+    def fingerprint(self) -> str:
+        config = self._config
+        cpu = CPU_MODEL[config.accel] if config.accel == "tcg" else f"host:{host_machine.cpu_model()}"
+        return f"qemu {config.facts.version_text} {config.accel} {cpu} r{MACHINE_REVISION}"
+
+    async def launch(self, machine_id: str, directory: Path, template: BakedTemplate) -> QemuMachine:
+        def start() -> ProcessRef:
+            directory.mkdir(mode=0o700)
+            files.copy_sparse(template.directory / "overlay.qcow2", directory / "overlay.qcow2")
+            return self._spawn(
+                directory,
+                machine_id,
+                template.shape,
+                memory=template.directory / "mem",
+                disk=Path("overlay.qcow2"),
+                boot=None,
+            )
+
+        try:
+            return await self._started(machine_id, directory, start, template.directory / "dev")
+        except FileNotFoundError as error:
+            raise ClocheError(
+                "template.corrupt", f"a file of the template {template.id} is missing; bake it again"
+            ) from error
+
+    async def start_cold(
+        self, machine_id: str, directory: Path, files_: BootFiles, shape: Shape, memory: Path, disk: Path
+    ) -> QemuMachine:
+        """Boots `disk` from a kernel, with `memory` as its shared memory file."""
+        boot = ColdBoot(files_.kernel, files_.initrd, host_machine.tsc_khz())
+        return await self._started(
+            machine_id,
+            directory,
+            lambda: self._spawn(directory, machine_id, shape, memory=memory, disk=disk, boot=boot),
+            None,
+        )
+
+    async def _started(
+        self, machine_id: str, directory: Path, start: Callable[[], ProcessRef], device_state: Path | None
+    ) -> QemuMachine:
+        """Runs `start` on a thread and connects. Whatever interrupts it, no process is left behind."""
+        starting = asyncio.get_running_loop().run_in_executor(None, start)
+        try:
+            ref = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):
+                orphan = await starting
+                process.kill(orphan.pid, orphan.start_time)
+            raise
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise _launch_error(error) from error
+        pidfd = process.open_pidfd(ref.pid, ref.start_time)
+        if pidfd is None:
+            raise ClocheError("sandbox.boot_failed", "QEMU ended at once", details={"qemu": _log_tail(directory)})
+        machine = QemuMachine(machine_id, directory, ProcessWatch(ref, pidfd), device_state)
+        try:
+            await machine.connect(timeout=30)
+        except BaseException as error:
+            await asyncio.shield(machine.kill())
+            if isinstance(error, QmpLost):
+                raise ClocheError(
+                    "sandbox.boot_failed", "QEMU could not be started", details={"qemu": machine.last_words()}
+                ) from error
+            raise
+        return machine
+
+    def _spawn(
+        self,
+        directory: Path,
+        machine_id: str,
+        shape: Shape,
+        *,
+        memory: Path,
+        disk: Path,
+        boot: ColdBoot | None,
+    ) -> ProcessRef:
+        with _listener(directory / "qmp.sock") as qmp, _listener(directory / "agent.sock") as agent:
+            plan = VmPlan(
+                binary=self._config.facts.binary,
+                name=NAME_PREFIX + machine_id,
+                accel=self._config.accel,
+                cpus=shape.cpus,
+                memory_mb=shape.memory_mb,
+                memory=memory,
+                disk=disk,
+                tcg_buffer_mb=self._config.tcg_buffer_mb,
+                qmp_fd=qmp.fileno(),
+                agent_fd=agent.fileno(),
+                boot=boot,
+            )
+            pid = process.spawn_detached(
+                build_argv(plan),
+                cwd=directory,
+                stdout_path=directory / "qemu.log",
+                pass_fds=(qmp.fileno(), agent.fileno()),
+            )
+        # A process that has ended already has no start time; the pair is then recognised as dead.
+        return ProcessRef(pid, process.start_time(pid) or 0)
+
+    async def adopt(self, machine_id: str, directory: Path, ref: ProcessRef) -> QemuMachine | None:
+        if not process.is_alive(ref.pid, ref.start_time):
+            return None
+        pidfd = process.open_pidfd(ref.pid, ref.start_time)
+        if pidfd is None:
+            return None
+        machine = QemuMachine(machine_id, directory, ProcessWatch(ref, pidfd), None)
+        try:
+            await machine.connect()
+        except QmpLost:
+            # Alive, but deaf: it cannot be steered any more, so it is no sandbox.
+            await machine.kill()
+            return None
+        return machine
+
+    def find(self, root: Path) -> dict[str, ProcessRef]:
+        found: dict[str, ProcessRef] = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                argv = (entry / "cmdline").read_bytes().split(b"\0")
+                cwd = (entry / "cwd").readlink()
+            except OSError:
+                continue
+            name = _guest_name(argv)
+            if name is not None and cwd.parent == root:
+                pid = int(entry.name)
+                started = process.start_time(pid)
+                if started is not None:
+                    found[name] = ProcessRef(pid, started)
+        return found
+
+    async def bake(
+        self,
+        template_id: str,
+        files: BootFiles,
+        shape: Shape,
+        directory: Path,
+        work: Path,
+        prepare: Callable[[Path], Awaitable[None]],
+        progress: Callable[[str], None],
+    ) -> None:
+        from cloche_server.engine.qemu.bake import bake  # the driver and its baker need each other
+
+        await bake(self, template_id, files, shape, directory, work, prepare, progress)
+
+
+def _guest_name(argv: list[bytes]) -> str | None:
+    for flag, value in itertools.pairwise(argv):
+        if flag == b"-name" and value.startswith(b"guest=" + NAME_PREFIX.encode()):
+            return value.removeprefix(b"guest=" + NAME_PREFIX.encode()).decode("ascii", "replace")
+    return None
+
+
+@contextlib.contextmanager
+def _listener(path: Path) -> Iterator[socket.socket]:
+    """A bound, listening Unix socket that QEMU inherits; our copy is closed at the end."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listener.bind(str(path))
+        path.chmod(0o600)
+        listener.listen(4)
+        yield listener
+    finally:
+        listener.close()
+
+
+def _launch_error(error: OSError) -> ClocheError:
+    import errno
+
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return ClocheError("host.disk_full", "the disk of the host is full, no sandbox can be made")
+    if error.errno in {errno.ENOMEM, errno.EAGAIN}:
+        return ClocheError(
+            "capacity.unavailable",
+            "the host has no memory or process left for another sandbox",
+            retry_after=5,
+        )
+    return ClocheError("sandbox.boot_failed", f"the machine could not be started ({error.strerror})")
+
+
+def _log_tail(directory: Path) -> str:
+    try:
+        return (directory / "qemu.log").read_bytes()[-2000:].decode("utf-8", "replace").strip()
+    except OSError:
+        return ""

@@ -1,0 +1,174 @@
+"""One QEMU process: its QMP session, its end, its console log. Owns nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, Final
+
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.ports import MachineCondition, MachineExit
+from cloche_server.core.records import ProcessRef
+from cloche_server.engine.qemu.qmp import QmpClient, QmpError, QmpLost
+from cloche_server.engine.qemu.qmp_codec import QmpEvent
+from cloche_server.host.watch import ProcessWatch
+from cloche_server.telemetry import log
+
+_log = log.get("engine")
+
+QMP_TIMEOUT: Final = 10.0
+RESTORE_TIMEOUT: Final = 60.0
+KILL_TIMEOUT: Final = 10.0
+#: A guest can write to its console without end; the file is cut to nothing above this size.
+CONSOLE_LIMIT: Final = 1024 * 1024
+CONSOLE_KEEP: Final = 64 * 1024
+
+
+class QemuMachine:
+    """A running QEMU. Made by the driver, which also finds it again after a restart."""
+
+    def __init__(self, machine_id: str, directory: Path, watch: ProcessWatch, device_state: Path | None) -> None:
+        self._id = machine_id
+        self._directory = directory
+        self._watch = watch
+        self._device_state = device_state
+        self._qmp: QmpClient | None = None
+        self._condition = MachineCondition.OK
+        self._guest_shutdown = False
+        self._migrated = asyncio.Event()
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def ref(self) -> ProcessRef:
+        return self._watch.ref
+
+    @property
+    def directory(self) -> Path:
+        return self._directory
+
+    @property
+    def agent_socket(self) -> Path:
+        return self._directory / "agent.sock"
+
+    @property
+    def condition(self) -> MachineCondition:
+        return self._condition
+
+    @property
+    def ended(self) -> bool:
+        return self._watch.ended
+
+    async def connect(self, timeout: float = QMP_TIMEOUT) -> None:
+        """Opens the QMP session. Raises `QmpLost`."""
+        self._qmp = await QmpClient.connect(self._directory / "qmp.sock", self._on_event, timeout=timeout)
+
+    def _on_event(self, event: QmpEvent) -> None:
+        if event.name == "BLOCK_IO_ERROR" and event.data.get("nospace"):
+            self._condition = MachineCondition.DISK_FULL
+            _log.error("machine.disk_full", sandbox=self._id)
+        elif event.name == "RESUME":
+            self._condition = MachineCondition.OK
+        elif event.name == "SHUTDOWN":
+            self._guest_shutdown = bool(event.data.get("guest"))
+        elif event.name == "MIGRATION" and event.data.get("status") in {"completed", "failed"}:
+            self._migrated.set()
+
+    async def command(self, name: str, arguments: dict[str, Any] | None = None, timeout: float = QMP_TIMEOUT) -> Any:
+        """A QMP command with a deadline. Raises `QmpError`, `QmpLost` (a deadline that passes too)."""
+        if self._qmp is None or not self._qmp.connected:
+            raise QmpLost("no QMP session")
+        try:
+            async with asyncio.timeout(timeout):
+                return await self._qmp.execute(name, arguments)
+        except TimeoutError:
+            raise QmpLost(f"QEMU did not answer {name} within {timeout:g} s") from None
+
+    async def restore(self) -> None:
+        assert self._device_state is not None, "only a launched machine is restored"
+        try:
+            await self.command("migrate-set-capabilities", _capabilities("x-ignore-shared", "events"))
+            await self.command("migrate-incoming", {"uri": f"file:{self._device_state}"})
+            async with asyncio.timeout(RESTORE_TIMEOUT):
+                await self._migrated.wait()
+            status = await self.command("query-migrate")
+            if status.get("status") != "completed":
+                raise ClocheError(
+                    "template.corrupt",
+                    "the machine could not be restored from its template; bake the template again",
+                    details={"qemu": str(status.get("error-desc", status.get("status")))},
+                )
+            await self.command("cont")
+        except (QmpError, QmpLost, TimeoutError) as error:
+            raise ClocheError(
+                "sandbox.boot_failed",
+                "the machine ended while it was restored from its template",
+                details={"qemu": self.last_words() or str(error)},
+            ) from error
+
+    async def save_device_state(self, path: Path) -> None:
+        """Writes the device state of a stopped machine, memory not included."""
+        await self.command("xen-save-devices-state", {"filename": str(path), "live": True})
+
+    async def grow_disk(self, disk_mb: int) -> None:
+        try:
+            await self.command("block_resize", {"device": "d0", "size": disk_mb * 1024 * 1024})
+        except (QmpError, QmpLost) as error:
+            raise ClocheError("sandbox.boot_failed", "the disk of the sandbox could not be grown") from error
+
+    async def wait_exit(self) -> MachineExit:
+        status = await self._watch.wait()
+        clean = status.code == 0 or (status.code is None and status.signal is None)
+        return MachineExit(status.code, status.signal, guest_shutdown=self._guest_shutdown and clean)
+
+    async def kill(self) -> None:
+        self._watch.kill()
+        try:
+            async with asyncio.timeout(KILL_TIMEOUT):
+                await self._watch.wait()
+        except TimeoutError:
+            raise ClocheError(
+                "internal", f"the VMM process {self.ref.pid} did not end within {KILL_TIMEOUT:g} s of SIGKILL"
+            ) from None
+        self.release()
+
+    def release(self) -> None:
+        if self._qmp is not None:
+            self._qmp.close()
+        self._watch.close()
+
+    async def tend(self) -> None:
+        await asyncio.to_thread(_bound_console, self._directory / "console.log")
+        if self._condition is MachineCondition.DISK_FULL:
+            try:
+                await self.command("cont")
+            except (QmpError, QmpLost) as error:
+                _log.warning("machine.cont_failed", sandbox=self._id, error=str(error))
+
+    def last_words(self) -> str:
+        """The end of QEMU's own log, for error details."""
+        try:
+            return (self._directory / "qemu.log").read_bytes()[-2000:].decode("utf-8", "replace").strip()
+        except OSError:
+            return ""
+
+
+def _capabilities(*names: str) -> dict[str, Any]:
+    return {"capabilities": [{"capability": name, "state": True} for name in names]}
+
+
+def _bound_console(path: Path) -> None:
+    """Keeps the tail of a console log that has grown too large. QEMU appends, so it goes on at the end."""
+    try:
+        if path.stat().st_size <= CONSOLE_LIMIT:
+            return
+        with path.open("r+b") as file:
+            file.seek(-CONSOLE_KEEP, os.SEEK_END)
+            tail = file.read()
+            file.truncate(0)
+            os.pwrite(file.fileno(), tail, 0)
+    except FileNotFoundError:
+        pass

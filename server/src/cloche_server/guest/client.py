@@ -1,0 +1,173 @@
+"""The calls of one sandbox's agent as methods (docs/agent-protocol.md)."""
+
+from __future__ import annotations
+
+import base64
+import re
+import time
+from collections.abc import Awaitable
+from typing import Any, Final
+
+from ..core.errors import ClocheError
+from . import decode
+from .caller import CALL_SECONDS, Caller
+from .errors import CallContext
+from .files import FileCalls
+from .h2link import Response
+from .streams import IDLE_SECONDS, ExecCall
+from .types import AgentInfo, ExecInfo, ExecRequest, RenewRequest, RenewResult, Usage
+
+__all__ = ["GuestClient"]
+
+_MACHINE: Final = CallContext("machine")
+_EXEC_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
+
+
+class GuestClient(FileCalls):
+    """Speaks to the agent of one sandbox; file calls are in `FileCalls`.
+
+    Connects when a call needs it. Every method raises ClocheError: `sandbox.unreachable` (LinkLost,
+    LinkTimeout) when the agent is not there, `guest.protocol` when it answers nonsense, and what
+    `errors.agent_error` makes of its error answers. `timeout` is in seconds everywhere.
+    """
+
+    def __init__(self, path: str, *, connect_timeout: float = 10.0) -> None:
+        """`path`: the Unix socket of the agent port. No connection is made here."""
+        self._caller = Caller(path, connect_timeout=connect_timeout)
+
+    async def connect(self, *, timeout: float | None = None) -> int:
+        """Make sure there is a link; answers the agent's protocol generation.
+
+        Keeps knocking until the agent answers, so it may be called before the guest has booted; only
+        the socket has to be there.
+        """
+        return (await self._caller.connect(timeout)).generation
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a link now; it may be lost the next moment."""
+        return self._caller.link is not None
+
+    async def wait_lost(self) -> None:
+        """Return when the present link ends; at once if there is none."""
+        if (link := self._caller.link) is not None:
+            await link.wait_closed()
+
+    async def aclose(self) -> None:
+        """End the link for good. May be called twice."""
+        await self._caller.aclose()
+
+    # --- machine
+
+    async def info(self, *, timeout: float = CALL_SECONDS) -> AgentInfo:
+        """What the agent says about itself and its machine."""
+        return decode.agent_info(await self._caller.call("GET", "/v1/info", _MACHINE, timeout=timeout))
+
+    async def usage(self, *, timeout: float = CALL_SECONDS) -> Usage:
+        """Processor, memory and disk in use."""
+        return decode.usage(await self._caller.call("GET", "/v1/usage", _MACHINE, timeout=timeout))
+
+    async def renew(self, request: RenewRequest, *, timeout: float = CALL_SECONDS) -> RenewResult:
+        """Give a restored machine its own entropy, time, names and disk size."""
+        body: dict[str, Any] = {}
+        if request.entropy is not None:
+            body["entropy"] = base64.b64encode(request.entropy).decode()
+        if request.hostname is not None:
+            body["hostname"] = request.hostname
+        if request.machine_id is not None:
+            body["machine_id"] = request.machine_id
+        if request.grow_disk:
+            body["grow_disk"] = True
+        if request.warm:
+            body["warm"] = True
+        if request.time_now:
+            await self._caller.connect(min(timeout, self._caller.connect_timeout))
+            body["time_ns"] = time.time_ns()
+        elif request.time_ns is not None:
+            body["time_ns"] = request.time_ns
+        answer = await self._caller.call("POST", "/v1/renew", _MACHINE, json_body=body, timeout=timeout)
+        return decode.renew_result(answer)
+
+    async def quiesce(self, *, timeout: float = 120.0) -> None:
+        """Write everything in the guest's caches to its disk; the default allows for a slow one."""
+        await self._caller.call("POST", "/v1/quiesce", _MACHINE, timeout=timeout)
+
+    async def shutdown(self, grace_ms: int = 5000, *, timeout: float = CALL_SECONDS) -> None:
+        """Ask the machine to power off; returns when the agent has agreed, not when it is off."""
+        body = {"grace_ms": grace_ms}
+        await self._caller.call("POST", "/v1/shutdown", _MACHINE, json_body=body, timeout=timeout)
+
+    # --- exec
+
+    def exec(
+        self, request: ExecRequest, *, timeout: float = CALL_SECONDS, idle_timeout: float = IDLE_SECONDS
+    ) -> ExecCall:
+        """Run a command; see `ExecCall`. `timeout` is for its start, `request.timeout_ms` for its run."""
+        ctx = CallContext("exec", user=request.user, cwd=request.cwd, exec_id=request.id)
+
+        def start() -> Awaitable[Response]:
+            body = _exec_body(request)
+            return self._caller.open_json("POST", "/v1/exec", ctx, json_body=body, timeout=timeout)
+
+        kill = (lambda: self.exec_kill(request.id)) if request.detach else None
+        return ExecCall(start, kill, attached=True, idle_timeout=idle_timeout)
+
+    def exec_output(
+        self,
+        exec_id: str,
+        from_offset: int = 0,
+        *,
+        timeout: float = CALL_SECONDS,
+        idle_timeout: float = IDLE_SECONDS,
+    ) -> ExecCall:
+        """Follow the output of a detached command from an offset to its exit."""
+        path = _exec_path(exec_id) + "/output"
+        query = (("from", str(from_offset)),)
+
+        def start() -> Awaitable[Response]:
+            ctx = CallContext("exec", exec_id=exec_id)
+            return self._caller.open("GET", path, ctx, query=query, timeout=timeout)
+
+        return ExecCall(start, lambda: self.exec_kill(exec_id), attached=False, idle_timeout=idle_timeout)
+
+    async def execs(self, *, timeout: float = CALL_SECONDS) -> list[ExecInfo]:
+        """Running commands of both kinds, and detached ones that have ended and are still known."""
+        answer = await self._caller.call("GET", "/v1/exec", CallContext("exec"), timeout=timeout)
+        return decode.exec_list(answer)
+
+    async def exec_info(self, exec_id: str, *, timeout: float = CALL_SECONDS) -> ExecInfo:
+        """One command. Raises `exec.not_found`."""
+        ctx = CallContext("exec", exec_id=exec_id)
+        return decode.exec_info(await self._caller.call("GET", _exec_path(exec_id), ctx, timeout=timeout))
+
+    async def exec_kill(self, exec_id: str, *, timeout: float = CALL_SECONDS) -> None:
+        """Kill a command with all its processes; fine when it has ended. Raises `exec.not_found`."""
+        ctx = CallContext("exec", exec_id=exec_id)
+        await self._caller.call("DELETE", _exec_path(exec_id), ctx, timeout=timeout)
+
+
+def _exec_path(exec_id: str) -> str:
+    # An id of another form can't exist, and must not become part of a path.
+    if not _EXEC_ID.fullmatch(exec_id):
+        raise ClocheError("exec.not_found", "There is no exec with this id: it is not a valid one.")
+    return "/v1/exec/" + exec_id
+
+
+def _exec_body(request: ExecRequest) -> dict[str, Any]:
+    if not _EXEC_ID.fullmatch(request.id):
+        raise ClocheError("request.invalid", "The id of an exec is [a-z0-9][a-z0-9-]{0,63}.")
+    if (request.argv is None) == (request.shell is None):
+        raise ClocheError("request.invalid", "Exactly one of `argv` and `shell` has to be given.")
+    body: dict[str, Any] = {"id": request.id}
+    if request.argv is not None:
+        body["argv"] = list(request.argv)
+    else:
+        body["shell"] = request.shell
+    if request.env:
+        body["env"] = dict(request.env)
+    if request.stdin is not None:
+        body["stdin_b64"] = base64.b64encode(request.stdin).decode()
+    for name in ("cwd", "user", "timeout_ms", "detach", "max_output", "kill_on_limit"):
+        if value := getattr(request, name):
+            body[name] = value
+    return body

@@ -1,0 +1,145 @@
+"""From the agent's JSON to the types of `types.py`. Everything here raises `guest.protocol` on nonsense."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from .errors import protocol_error
+from .fields import Fields
+from .frames import parse_exit
+from .types import (
+    ENTRY_TYPES,
+    AgentInfo,
+    DirListing,
+    Entry,
+    ExecInfo,
+    RenewResult,
+    Usage,
+    WriteResult,
+)
+
+_NAME_MAX: Final = 1024
+_PATH_MAX: Final = 8192
+_STEPS_MAX: Final = 32
+EXECS_MAX: Final = 10_000
+
+
+def agent_info(body: object) -> AgentInfo:
+    f = Fields(body)
+    return AgentInfo(
+        generation=f.integer("generation", 1, 10**6),
+        version=f.text("version", 64),
+        boot_id=f.text("boot_id", 64, default=""),
+        pid=f.integer("pid", default=0),
+        uptime_ms=f.number("uptime_ms", 0.0),
+        cpus=f.integer("cpus", default=0),
+        memory_mb=f.integer("memory_mb", default=0),
+        disk_mb=f.integer("disk_mb", default=0),
+        execs_running=f.integer("execs_running", default=0),
+    )
+
+
+def renew_result(body: object) -> RenewResult:
+    f = Fields(body)
+    raw = f.raw("steps")
+    if not isinstance(raw, dict) or len(raw) > _STEPS_MAX:
+        raise protocol_error("the field 'steps' is not an object in its bounds")
+    times = Fields(raw)
+    steps = {name[:32]: times.number(name) for name in raw if name.isascii() and name.isidentifier()}
+    return RenewResult(steps=steps, disk_mb=f.opt_integer("disk_mb"))
+
+
+def usage(body: object) -> Usage:
+    f = Fields(body)
+    return Usage(
+        cpu_ms=f.number("cpu_ms", 0.0),
+        memory_bytes=f.integer("memory_bytes", default=0),
+        memory_limit_bytes=f.integer("memory_limit_bytes", default=0),
+        processes=f.integer("processes", default=0),
+        disk_used_bytes=f.integer("disk_used_bytes", default=0),
+        disk_bytes=f.integer("disk_bytes", default=0),
+        oom_kills=f.integer("oom_kills", default=0),
+    )
+
+
+def exec_info(body: object) -> ExecInfo:
+    f = Fields(body)
+    return ExecInfo(
+        id=f.text("id", 64),
+        pid=f.integer("pid", 0, 2**31),
+        running=f.flag("running"),
+        started_ns=f.integer("started_ns", default=0),
+        detach=f.flag("detach"),
+        exit=parse_exit(Fields(f.raw("exit"))) if f.has("exit") else None,
+        offset=f.integer("offset", default=0),
+    )
+
+
+def exec_list(body: object) -> list[ExecInfo]:
+    return [exec_info(item) for item in Fields(body).items("execs", EXECS_MAX)]
+
+
+def _octal(text: str) -> int:
+    if not 1 <= len(text) <= 6 or text.strip("01234567"):
+        raise protocol_error("a mode that is not octal")
+    return int(text, 8)
+
+
+def entry(body: object) -> Entry:
+    f = Fields(body)
+    kind = f.text("type", 16)
+    for known in ENTRY_TYPES:
+        if kind == known:
+            break
+    else:
+        known = "unknown"
+    name = f.text("name", _NAME_MAX)
+    raw_name = f.opt_base64url("name_b64", _NAME_MAX)
+    return Entry(
+        name=name,
+        raw_name=name.encode() if raw_name is None else raw_name,
+        path=f.text("path", _PATH_MAX),
+        type=known,
+        size=f.integer("size", default=0),
+        mode=_octal(f.text("mode", 8, default="0")),
+        # a file may well be dated before 1970
+        mtime_ns=f.integer("mtime_ns", -(2**63), default=0),
+        uid=f.integer("uid", 0, 2**32, default=0),
+        gid=f.integer("gid", 0, 2**32, default=0),
+        owner=f.text("owner", 256, default=""),
+        group=f.text("group", 256, default=""),
+        target=f.opt_text("target", _PATH_MAX),
+    )
+
+
+def dir_listing(body: object, limit: int) -> DirListing:
+    f = Fields(body)
+    following = f.opt_base64url("next", _NAME_MAX)
+    if f.flag("truncated") != (following is not None):
+        raise protocol_error("a list that is cut without saying where")
+    entries = [entry(item) for item in f.items("entries", limit)]
+    return DirListing(path=f.text("path", _PATH_MAX), entries=entries, next=following)
+
+
+def write_result(body: object) -> WriteResult:
+    f = Fields(body)
+    return WriteResult(path=f.text("path", _PATH_MAX, default=""), bytes=f.integer("bytes"), created=f.flag("created"))
+
+
+def file_head(headers: Mapping[str, str]) -> tuple[int | None, int, int]:
+    """(size or None, mode, mtime in ns) of the headers of a download."""
+
+    def number(name: str) -> int | None:
+        text = headers.get(name)
+        if text is None:
+            return None
+        digits = text[1:] if text.startswith("-") else text
+        if not digits.isascii() or not digits.isdigit() or len(digits) > 19:
+            raise protocol_error(f"the header {name!r} is not a number")
+        return int(text)
+
+    size = number("content-length")
+    if size is not None and size < 0:
+        raise protocol_error("a negative length")
+    return size, _octal(headers.get("x-mode", "0")), number("x-mtime-ns") or 0

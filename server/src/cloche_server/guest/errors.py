@@ -1,0 +1,215 @@
+"""Failures of the guest link, and the one table from agent errors to codes of the catalogue.
+
+Every sentence here is ours. It may name what the *caller* sent (path, user, directory), never text that
+came from the guest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from ..core.errors import ClocheError
+
+_QUOTE_MAX: Final = 200
+_ERRNO: Final = re.compile(r"E[A-Z0-9]{1,15}", re.ASCII)
+_FIELDS: Final = frozenset(
+    {
+        "path",
+        "to",
+        "user",
+        "cwd",
+        "exec_id",
+        "id",
+        "argv",
+        "shell",
+        "env",
+        "stdin_b64",
+        "timeout_ms",
+        "max_output",
+        "kill_on_limit",
+        "detach",
+        "from",
+        "mode",
+        "mtime_ns",
+        "append",
+        "parents",
+        "recursive",
+        "limit",
+        "after",
+        "follow",
+        "overwrite",
+        "entropy",
+        "time_ns",
+        "hostname",
+        "machine_id",
+        "grow_disk",
+        "warm",
+        "grace_ms",
+        "path_b64",
+        "to_b64",
+        "name",
+    }
+)
+
+
+class LinkLost(ClocheError):
+    """The link ended, or could not be made. Code `sandbox.unreachable`.
+
+    `not_run` is true when the agent cannot have begun the call, so that it may be sent again.
+    """
+
+    def __init__(self, why: str, *, not_run: bool = False) -> None:
+        super().__init__("sandbox.unreachable", f"The agent in the sandbox cannot be reached: {why}.")
+        self.not_run = not_run
+
+
+class LinkTimeout(ClocheError):
+    """The agent was silent for too long. Code `sandbox.unreachable`; the call may have run."""
+
+    def __init__(self, what: str, seconds: float) -> None:
+        super().__init__("sandbox.unreachable", f"The agent in the sandbox {what} within {seconds:g} seconds.")
+
+
+class StreamBroken(ClocheError):
+    """The agent broke one call off (RST_STREAM). Code `guest.error`; `not_run` as in `LinkLost`."""
+
+    def __init__(self, *, not_run: bool = False) -> None:
+        super().__init__("guest.error", "The agent in the sandbox broke the call off before it was done.")
+        self.not_run = not_run
+
+
+def protocol_error(what: str) -> ClocheError:
+    """The agent answered with something that the protocol does not allow; `what` is our own text."""
+    return ClocheError("guest.protocol", f"The agent in the sandbox answered with nonsense: {what}.")
+
+
+@dataclass(frozen=True, slots=True)
+class CallContext:
+    """What the caller asked for, for the wording of errors. `area`: machine, exec or file."""
+
+    area: str
+    path: str | bytes | None = None
+    to: str | bytes | None = None
+    user: str | None = None
+    cwd: str | None = None
+    exec_id: str | None = None
+
+
+def _quoted(value: str | bytes | None, fallback: str) -> str:
+    if value is None:
+        return fallback
+    text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else value
+    if len(text) > _QUOTE_MAX:
+        text = text[:_QUOTE_MAX] + "…"
+    return repr(text)
+
+
+def _not_found(ctx: CallContext, field: str) -> tuple[str, str]:
+    if field == "user":
+        return "exec.user_not_found", f"There is no user {_quoted(ctx.user, 'of this name')} in the sandbox."
+    if field == "cwd":
+        where = _quoted(ctx.cwd, "of the user")
+        return "exec.invalid_cwd", f"The working directory {where} does not exist in the sandbox."
+    if field in ("exec_id", "id") or (ctx.area == "exec" and not field):
+        return "exec.not_found", f"There is no exec {_quoted(ctx.exec_id, 'with this id')} in the sandbox."
+    if ctx.area == "file":
+        path = _quoted(ctx.path, "at this path")
+        return "file.not_found", f"There is no file or directory {path} in the sandbox."
+    return "guest.error", "The agent in the sandbox does not know what was asked for."
+
+
+def _denied(ctx: CallContext, field: str) -> tuple[str, str]:
+    user = _quoted(ctx.user or "root", "")
+    if field == "cwd":
+        where = _quoted(ctx.cwd, "of the user")
+        return "exec.invalid_cwd", f"User {user} may not enter the working directory {where}."
+    if ctx.area == "exec":
+        return "file.permission_denied", f"User {user} may not do this in the sandbox."
+    return "file.permission_denied", f"User {user} may not do this at {_quoted(ctx.path, 'this path')}."
+
+
+def _too_large(ctx: CallContext, field: str, errno: str) -> tuple[str, str]:
+    if errno == "EFBIG":
+        return "file.no_space", "The file is larger than the file system of the sandbox allows."
+    if ctx.area == "exec":
+        part = {"env": "The environment", "argv": "An argument", "shell": "The command"}.get(
+            field, "The command or its environment"
+        )
+        return "exec.too_large", f"{part} is larger than the kernel of the sandbox accepts."
+    return "file.name_too_long", f"A name in {_quoted(ctx.path, 'the path')} is too long for the file system."
+
+
+def _bad_request(ctx: CallContext, field: str) -> tuple[str, str]:
+    if field == "cwd":
+        return "exec.invalid_cwd", f"The working directory {_quoted(ctx.cwd, '')} cannot be used."
+    if field:
+        return "request.invalid", f"The agent in the sandbox refused the field {field!r} of the request."
+    return "request.invalid", "The agent in the sandbox refused the request as malformed."
+
+
+_CONFLICTS: Final[Mapping[str, tuple[str, str]]] = {
+    "exists": ("file.exists", "{path} exists already."),
+    "is_directory": ("file.is_directory", "{path} is a directory."),
+    "not_a_directory": ("file.not_a_directory", "A part of {path} is not a directory."),
+    "not_empty": ("file.not_empty", "The directory {path} is not empty."),
+    "not_a_regular_file": ("file.not_a_regular_file", "{path} is not a regular file."),
+    "text_busy": ("file.busy", "{path} is in use by a running program."),
+}
+
+# `conflict` says too little by itself: only the first of these may go away by waiting.
+_CONFLICTS_BY_ERRNO: Final[Mapping[str, tuple[str, str]]] = {
+    "EBUSY": ("file.busy", "{path} is in use."),
+    "ELOOP": ("guest.error", "{path} leads through too many symbolic links."),
+    "EINVAL": ("request.invalid", "The operation is not possible for {path}."),
+}
+
+
+def _conflict(ctx: CallContext, code: str, field: str, errno: str) -> tuple[str, str]:
+    if field == "cwd":
+        return "exec.invalid_cwd", f"The working directory {_quoted(ctx.cwd, '')} is not a directory."
+    if ctx.area == "exec" and code == "conflict":
+        return "exec.conflict", f"An exec {_quoted(ctx.exec_id, 'with this id')} exists already."
+    known = _CONFLICTS_BY_ERRNO.get(errno) if code == "conflict" else _CONFLICTS.get(code)
+    if known is None:
+        return "guest.error", "An operation inside the sandbox failed."
+    subject = ctx.to if (field == "to" or (code == "exists" and ctx.to is not None)) else ctx.path
+    return known[0], known[1].format(path=_quoted(subject, "The path"))
+
+
+def _classify(status: int, code: str, field: str, errno: str, ctx: CallContext) -> tuple[str, str]:
+    if status == 409:
+        return _conflict(ctx, code, field, errno)
+    if status == 413:
+        return _too_large(ctx, field, errno)
+    if status == 507:
+        return "file.no_space", "The disk of the sandbox is full."
+    if status == 503:
+        return "guest.exhausted", "The sandbox has no process, memory or descriptor left for this."
+    by_status = {400: _bad_request, 403: _denied, 404: _not_found}
+    decide = by_status.get(status)
+    if decide is None:
+        return "guest.error", "An operation inside the sandbox failed."
+    return decide(ctx, field)
+
+
+def agent_error(status: int, body: object, ctx: CallContext) -> ClocheError:
+    """The error of ours for an error answer of the agent. `body`: its decoded JSON, not trusted.
+
+    `details` holds `status`, and `field` and `errno` if they are of the known forms.
+    """
+    if not isinstance(body, dict) or not isinstance(body.get("code"), str):
+        return protocol_error(f"status {status} without an error body")
+    field = body.get("field")
+    field = field if isinstance(field, str) and field in _FIELDS else ""
+    errno = body.get("errno")
+    errno = errno if isinstance(errno, str) and _ERRNO.fullmatch(errno) else ""
+    code, message = _classify(status, body["code"], field, errno, ctx)
+    details: dict[str, object] = {"status": status}
+    if field:
+        details["field"] = field
+    if errno:
+        details["errno"] = errno
+    return ClocheError(code, message, details=details)

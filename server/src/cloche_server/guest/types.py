@@ -1,0 +1,147 @@
+"""Requests to the agent and its answers, as the rest of the server sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, TypeAlias
+
+from .frames import Exit
+
+EntryType: TypeAlias = Literal["file", "dir", "symlink", "fifo", "socket", "block", "char", "unknown"]
+ENTRY_TYPES: Final[tuple[EntryType, ...]] = (
+    "file",
+    "dir",
+    "symlink",
+    "fifo",
+    "socket",
+    "block",
+    "char",
+    "unknown",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentInfo:
+    """`uptime_ms` of the guest's kernel; sizes in MiB."""
+
+    generation: int
+    version: str
+    boot_id: str
+    pid: int
+    uptime_ms: float
+    cpus: int
+    memory_mb: int
+    disk_mb: int
+    execs_running: int
+
+
+@dataclass(frozen=True, slots=True)
+class RenewRequest:
+    """What a machine gets after a restore. None or false: leave as it is.
+
+    `entropy`: 32 to 512 bytes. `time_ns`: Unix time; `time_now` instead takes the host's clock at the
+    moment the request goes out, when a reconnect may have taken a while.
+    """
+
+    entropy: bytes | None = None
+    time_ns: int | None = None
+    time_now: bool = False
+    hostname: str | None = None
+    machine_id: str | None = None
+    grow_disk: bool = False
+    warm: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RenewResult:
+    """`steps`: milliseconds of each step that was done. `disk_mb`: size of the root file system."""
+
+    steps: Mapping[str, float]
+    disk_mb: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Load of the machine; `cpu_ms` since its boot."""
+
+    cpu_ms: float
+    memory_bytes: int
+    memory_limit_bytes: int
+    processes: int
+    disk_used_bytes: int
+    disk_bytes: int
+    oom_kills: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExecRequest:
+    """A command to run; exactly one of `argv` and `shell`.
+
+    `timeout_ms` and `max_output` (bytes per stream): 0 means none. `stdin` None: no input (EOF at once).
+    """
+
+    id: str
+    argv: Sequence[str] | None = None
+    shell: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    user: str | None = None
+    stdin: bytes | None = None
+    timeout_ms: int = 0
+    detach: bool = False
+    max_output: int = 0
+    kill_on_limit: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ExecInfo:
+    """One command the agent knows. `exit` is there when it has ended; `offset`: bytes of output so far."""
+
+    id: str
+    pid: int
+    running: bool
+    started_ns: int
+    detach: bool
+    exit: Exit | None
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name in a directory. `raw_name` is exact; `name` has U+FFFD where that is not UTF-8."""
+
+    name: str
+    raw_name: bytes
+    path: str
+    type: EntryType
+    size: int
+    mode: int
+    mtime_ns: int
+    uid: int
+    gid: int
+    owner: str
+    group: str
+    target: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DirListing:
+    """Entries in the order of their raw names. `next`: pass it as `after` to go on, None at the end."""
+
+    path: str
+    entries: Sequence[Entry]
+    next: bytes | None
+
+    @property
+    def truncated(self) -> bool:
+        return self.next is not None
+
+
+@dataclass(frozen=True, slots=True)
+class WriteResult:
+    """`bytes` written; `created` is false when a file was replaced or appended to."""
+
+    path: str
+    bytes: int
+    created: bool

@@ -1,0 +1,1 @@
+"""The only door to the operating system: processes, files, clock, facts about the machine."""

@@ -1,0 +1,67 @@
+"""Watching a process that may not be our child: one pidfd, one callback at its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+
+from cloche_server.core.records import ProcessRef
+
+
+@dataclass(frozen=True, slots=True)
+class ExitStatus:
+    """How a process ended. Both None: it was not our child, so nobody told us."""
+
+    code: int | None = None
+    signal: str | None = None
+
+
+class ProcessWatch:
+    """Knows when `ref` has ended, and reaps it when it is our child."""
+
+    def __init__(self, ref: ProcessRef, pidfd: int) -> None:
+        self.ref = ref
+        self._pidfd = pidfd
+        self._loop = asyncio.get_running_loop()
+        self._done = asyncio.Event()
+        self._status = ExitStatus()
+        self._loop.add_reader(pidfd, self._ended)
+
+    def _ended(self) -> None:
+        self._loop.remove_reader(self._pidfd)
+        try:
+            result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            result = None
+        os.close(self._pidfd)
+        self._pidfd = -1
+        if result is not None:
+            if result.si_code == os.CLD_EXITED:
+                self._status = ExitStatus(code=result.si_status)
+            else:
+                self._status = ExitStatus(signal=signal.Signals(result.si_status).name)
+        self._done.set()
+
+    @property
+    def ended(self) -> bool:
+        return self._done.is_set()
+
+    async def wait(self) -> ExitStatus:
+        await self._done.wait()
+        return self._status
+
+    def kill(self) -> None:
+        """SIGKILL through the pidfd: never hits a successor of the pid."""
+        if self._pidfd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Stops watching; the process goes on."""
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1

@@ -1,0 +1,231 @@
+"""The composition root: builds everything, runs it, stops it in reverse. Knows every concrete class."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from cloche_server import __version__
+from cloche_server.api.app import build_app
+from cloche_server.app.access import Access
+from cloche_server.app.bake import Baker
+from cloche_server.app.capacity import Capacity
+from cloche_server.app.console import Consoles
+from cloche_server.app.create import Creator
+from cloche_server.app.exec import Execs
+from cloche_server.app.files import Files
+from cloche_server.app.idempotency import IdempotentCreates
+from cloche_server.app.lifecycle import LifecycleVerbs
+from cloche_server.app.machines import Machines
+from cloche_server.app.pools import Pools
+from cloche_server.app.reconcile import Reconciler
+from cloche_server.app.services import Services
+from cloche_server.app.supervisor import Supervisor
+from cloche_server.app.templates import Templates
+from cloche_server.app.tokens import Tokens
+from cloche_server.app.upkeep import Upkeep
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.records import Shape
+from cloche_server.engine.qemu.driver import QemuConfig, QemuEngine
+from cloche_server.engine.qemu.probe import choose_accel, probe_qemu
+from cloche_server.host import machine as host_machine
+from cloche_server.host.clock import SystemClock
+from cloche_server.host.instance import Instance
+from cloche_server.settings import Settings
+from cloche_server.storage.kernel import find_kernel
+from cloche_server.storage.templates import TemplateCatalog
+from cloche_server.store.db import Database
+from cloche_server.store.sandboxes import SandboxStore
+from cloche_server.store.tokens import IdempotencyStore, TokenStore
+from cloche_server.telemetry import log
+
+_log = log.get("main")
+
+
+async def build_engine(settings: Settings) -> tuple[QemuEngine, str]:
+    """The engine, and the sentence that says why it has this acceleration. Raises `host.unsupported`."""
+    if host_machine.architecture() != "x86_64":
+        raise ClocheError("host.unsupported", f"{host_machine.architecture()} hosts are not supported yet, only x86_64")
+    facts = await probe_qemu(settings.qemu)
+    kernel = await asyncio.to_thread(find_kernel, settings.data)
+    accel, reason = await choose_accel(settings.accel, facts, kernel.vmlinuz if kernel else None)
+    return QemuEngine(QemuConfig(facts, accel, settings.tcg_buffer_mb)), reason
+
+
+def prepare_data(data: Path) -> None:
+    """The data directory and its parts. Only root may look in: it holds everybody's files."""
+    for part in ("", "templates", "images", "kernels", "sandboxes", "run"):
+        (data / part).mkdir(parents=True, exist_ok=True, mode=0o700)
+
+
+@contextlib.asynccontextmanager
+async def open_database(data: Path) -> AsyncIterator[Database]:
+    database = Database(data / "cloche.db")
+    await database.open()
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+class Main:
+    """The whole server in one object, so that tests can run it in their own process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.address: tuple[str, int] | None = None
+        self.started = asyncio.Event()
+        self.services: Services | None = None
+        self._stop = asyncio.Event()
+
+    def stop(self) -> None:
+        """Asks the server to end. Sandboxes run on."""
+        self._stop.set()
+        if self.services is not None:
+            self.services.stopping.set()
+
+    async def run(self) -> None:
+        """Runs until `stop`. Raises `ClocheError` with a sentence when it cannot start."""
+        settings = self.settings
+        await asyncio.to_thread(prepare_data, settings.data)
+        with Instance(settings.data) as instance:
+            listener = _listen(settings.host, settings.port)
+            try:
+                self.address = listener.getsockname()[:2]
+                instance.announce(*self.address)
+                async with open_database(settings.data) as database:
+                    await self._serve(database, instance, listener)
+            finally:
+                listener.close()
+
+    async def _serve(self, database: Database, instance: Instance, listener: socket.socket) -> None:
+        engine, reason = await build_engine(self.settings)
+        _log.info("server.starting", version=__version__, accel=engine.isolation.accel, why=reason)
+        async with asyncio.TaskGroup() as group:
+            parts = _Parts(self.settings, database, engine, group)
+            self.services = parts.services
+            report = await parts.reconciler.run(same_boot=instance.same_boot)
+            _log.info("server.reconciled", **{k: getattr(report, k) for k in report.__slots__})
+            background = [
+                group.create_task(parts.pools.run(), name="pools"),
+                group.create_task(parts.supervisor.tend(), name="tend"),
+                group.create_task(parts.upkeep.run(), name="upkeep"),
+            ]
+            parts.services.ready.set()
+            server = _Server(
+                uvicorn.Config(
+                    build_app(parts.services),
+                    log_config=None,
+                    access_log=False,
+                    lifespan="off",
+                    timeout_graceful_shutdown=max(1, round(self.settings.shutdown_grace)),
+                    timeout_keep_alive=75,
+                    h11_max_incomplete_event_size=64 * 1024,
+                    server_header=False,
+                )
+            )
+            serving = group.create_task(server.serve(sockets=[listener]), name="http")
+            assert self.address is not None
+            _log.info(
+                "server.ready",
+                url=f"http://{self.address[0]}:{self.address[1]}",
+                data=str(self.settings.data),
+            )
+            self.started.set()
+            await self._stop.wait()
+            _log.info("server.stopping")
+            server.should_exit = True
+            await serving
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)
+            await parts.pools.drain()
+            await parts.close()
+        _log.info("server.stopped")
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its own signal handlers: `serve` below has them."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Parts:
+    """Everything that lives while the server runs, wired once."""
+
+    def __init__(self, settings: Settings, database: Database, engine: QemuEngine, group: asyncio.TaskGroup) -> None:
+        clock = SystemClock()
+        store = SandboxStore(database)
+        self.catalog = TemplateCatalog(settings.data)
+        self._group = group
+        gate = asyncio.Semaphore(settings.parallel_boots)
+        machines = Machines(engine, settings.data / "sandboxes", gate)
+        capacity = Capacity(settings)
+        self.pools = Pools(machines, capacity, launched=settings.pool_launched, warm=settings.pool_warm)
+        self.supervisor = Supervisor(store, machines, capacity, clock, group)
+        baker = Baker(settings.data, engine, self.catalog, clock)
+        access = Access(self.supervisor, store, clock)
+        lifecycle = LifecycleVerbs(access, self.supervisor, clock)
+        idempotency = IdempotencyStore(database)
+        creator = Creator(settings, self.catalog, baker, machines, self.pools, capacity, self.supervisor, clock)
+        self.reconciler = Reconciler(store, machines, capacity, self.supervisor, clock)
+        shape = Shape(settings.default_cpus, settings.default_memory_mb)
+        self.upkeep = Upkeep(settings, self.catalog, self.pools, engine.fingerprint, shape, store, idempotency, clock)
+        self.services = Services(
+            settings=settings,
+            clock=clock,
+            isolation=engine.isolation,
+            access=access,
+            creator=creator,
+            creates=IdempotentCreates(creator, access, lifecycle, idempotency, clock),
+            lifecycle=lifecycle,
+            execs=Execs(access),
+            files=Files(access),
+            consoles=Consoles(access, settings.data / "sandboxes"),
+            templates=Templates(self.catalog),
+            tokens=Tokens(TokenStore(database), clock),
+        )
+
+    async def close(self) -> None:
+        """Lets go of every sandbox and ends their tasks."""
+        await self.supervisor.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ClocheError(
+            "host.unsupported",
+            f"the server cannot listen on {host}:{port} ({error.strerror}); choose another --port or end what has it",
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def serve(settings: Settings) -> None:
+    """Runs the server in this process until SIGTERM or SIGINT."""
+
+    async def run() -> None:
+        main = Main(settings)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, main.stop)
+        await main.run()
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(run())

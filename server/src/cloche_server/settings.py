@@ -1,0 +1,218 @@
+"""Settings: one declaration per setting gives its environment name, flag, default, range and text.
+
+Precedence: flag, then environment (`CLOCHE_*`), then the TOML file (`CLOCHE_CONFIG`, else
+`/etc/cloche/cloche.toml` when it exists), then the default. An unknown `CLOCHE_*` variable or TOML key
+is an error, so that a typing mistake never runs silently with a default.
+`docs/reference/settings.md` is generated from this file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+PREFIX: Final = "CLOCHE_"
+DEFAULT_CONFIG_FILE: Final = Path("/etc/cloche/cloche.toml")
+#: Variables with our prefix that belong to clients, to the set-up scripts or to tests, not to the server.
+FOREIGN_VARIABLES: Final = frozenset(
+    {
+        "CLOCHE_API_URL",
+        "CLOCHE_API_KEY",
+        "CLOCHE_CONFIG",
+        "CLOCHE_GUEST_SUITE",
+        "CLOCHE_GUEST_MIRROR",
+    }
+)
+#: `<data>/run/.staging-<pid>-<start>-<random>/agent.sock` must fit into the 107 bytes of a Unix socket address.
+MAX_DATA_DIR_LENGTH: Final = 50
+
+
+class SettingsError(ValueError):
+    """A setting is unknown or out of range; the message names it and says what is allowed."""
+
+
+def _setting(
+    default: Any,
+    doc: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    return field(default=default, metadata={"doc": doc, "low": low, "high": high, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """All settings of the server. Sizes in MiB, durations in seconds."""
+
+    host: str = _setting("127.0.0.1", "Address the API listens on.")
+    port: int = _setting(8600, "TCP port of the API; 0 takes a free one.", low=0, high=65535)
+    data: Path = _setting(
+        Path("/var/lib/cloche"),
+        f"Data directory: database, templates, sandboxes. At most {MAX_DATA_DIR_LENGTH} characters long.",
+    )
+    log_format: str = _setting(
+        "auto", "Log format; `auto` is `console` on a terminal.", choices=("auto", "json", "console")
+    )
+    log_level: str = _setting("info", "Lowest level that is logged.", choices=("debug", "info", "warning", "error"))
+    accel: str = _setting(
+        "auto",
+        "Acceleration. `auto` takes KVM only where a probe guest really runs.",
+        choices=("auto", "kvm", "tcg"),
+    )
+    qemu: str = _setting("qemu-system-x86_64", "QEMU binary, a name on PATH or a path. Version 8.2 or later.")
+    agent: Path | None = _setting(None, "Guest agent binary; unset looks beside the checkout and in `/usr/lib/cloche`.")
+    recipes: Path | None = _setting(None, "Folder of template recipes; unset looks beside the checkout.")
+    tcg_buffer_mb: int = _setting(64, "Translation cache of each machine under TCG.", low=32, high=1024)
+    default_cpus: int = _setting(1, "vCPUs of a sandbox when the caller names none.", low=1, high=64)
+    default_memory_mb: int = _setting(256, "Memory of a sandbox when the caller names none.", low=128, high=1048576)
+    max_cpus: int = _setting(8, "Most vCPUs one sandbox may have.", low=1, high=64)
+    max_memory_mb: int = _setting(16384, "Most memory one sandbox may have.", low=128, high=1048576)
+    max_disk_mb: int = _setting(65536, "Largest disk one sandbox may have.", low=1024, high=1048576)
+    max_sandboxes: int = _setting(500, "Most sandboxes at once, pools included.", low=1, high=100000)
+    memory_overcommit: float = _setting(
+        2.0, "How much of the host's memory may be promised in all (2.0 = twice).", low=0.1, high=100
+    )
+    memory_reserve_mb: int = _setting(1024, "Free memory that is never given to sandboxes.", low=0, high=1048576)
+    disk_overcommit: float = _setting(
+        20.0, "How much of the data disk may be promised in all; disks are sparse.", low=0.1, high=1000
+    )
+    disk_reserve_mb: int = _setting(2048, "Free disk that is never given to sandboxes.", low=0, high=1048576)
+    pool_template: str = _setting("base", "Template the pools are filled with; empty switches both off.")
+    pool_launched: int = _setting(2, "Launched processes kept waiting for a restore.", low=0, high=1000)
+    pool_warm: int = _setting(2, "Restored and warmed sandboxes kept ready.", low=0, high=1000)
+    parallel_boots: int = _setting(4, "Machines started at the same time; more wait their turn.", low=1, high=256)
+    default_ttl_seconds: int = _setting(3600, "TTL when the caller names none; 0 = none.", low=0, high=315360000)
+    max_ttl_seconds: int = _setting(0, "Longest TTL a caller may ask for; 0 = no limit.", low=0, high=315360000)
+    exec_default_timeout: int = _setting(3600, "Timeout of a command when the caller names none.", low=1, high=31536000)
+    exec_max_timeout: int = _setting(86400, "Longest timeout of a command.", low=1, high=31536000)
+    deleted_retention: int = _setting(86400, "How long the record of a deleted sandbox is kept.", low=60, high=31536000)
+    shutdown_grace: float = _setting(5.0, "How long running requests may finish at shutdown.", low=0, high=600)
+
+
+def _fields() -> dict[str, dataclasses.Field[Any]]:
+    return {f.name: f for f in dataclasses.fields(Settings)}
+
+
+def env_name(name: str) -> str:
+    return PREFIX + name.upper()
+
+
+def flag_name(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _convert(name: str, declared: dataclasses.Field[Any], raw: object, source: str) -> object:
+    kind = str(declared.type)
+    try:
+        if "Path" in kind:
+            return Path(str(raw)).absolute() if str(raw) else None
+        if kind == "int":
+            if isinstance(raw, bool) or (isinstance(raw, float) and not raw.is_integer()):
+                raise ValueError("not a whole number")
+            return int(raw)  # type: ignore[call-overload]
+        if kind == "float":
+            return float(raw)  # type: ignore[arg-type]
+        return str(raw)
+    except (TypeError, ValueError):
+        raise SettingsError(f"{source}: {name} = {raw!r} is not a valid {kind}") from None
+
+
+def _check(name: str, declared: dataclasses.Field[Any], value: Any, source: str) -> None:
+    low, high, choices = (declared.metadata[k] for k in ("low", "high", "choices"))
+    if choices and value not in choices:
+        raise SettingsError(f"{source}: {name} = {value!r}; allowed: {', '.join(choices)}")
+    if low is not None and not low <= value <= high:
+        raise SettingsError(f"{source}: {name} = {value}; allowed: {low} to {high}")
+
+
+def _from_environment(environ: Mapping[str, str], known: Mapping[str, Any]) -> dict[str, tuple[object, str]]:
+    found: dict[str, tuple[object, str]] = {}
+    for variable, raw in environ.items():
+        if not variable.startswith(PREFIX) or variable in FOREIGN_VARIABLES:
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name not in known:
+            raise SettingsError(f"the environment variable {variable} is not a setting of this server")
+        found[name] = (raw, variable)
+    return found
+
+
+def _from_file(path: Path, known: Mapping[str, Any]) -> dict[str, tuple[object, str]]:
+    try:
+        table = tomllib.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(f"the configuration file {path} does not exist") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SettingsError(f"the configuration file {path} cannot be read: {error}") from None
+    for name in table:
+        if name not in known:
+            raise SettingsError(f"{path}: {name} is not a setting of this server")
+    return {name: (value, str(path)) for name, value in table.items()}
+
+
+def load(flags: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """The settings in force. `flags` holds what was given on the command line (None = not given).
+
+    Raises `SettingsError` with one sentence.
+    """
+    environ = os.environ if environ is None else environ
+    known = _fields()
+    chosen: dict[str, tuple[object, str]] = {}
+    config = environ.get("CLOCHE_CONFIG")
+    if config:
+        chosen.update(_from_file(Path(config), known))
+    elif DEFAULT_CONFIG_FILE.is_file():
+        chosen.update(_from_file(DEFAULT_CONFIG_FILE, known))
+    chosen.update(_from_environment(environ, known))
+    for name, value in (flags or {}).items():
+        if value is not None:
+            chosen[name] = (value, flag_name(name))
+    values: dict[str, Any] = {}
+    for name, (raw, source) in chosen.items():
+        values[name] = _convert(name, known[name], raw, source)
+        if values[name] is not None:
+            _check(name, known[name], values[name], source)
+    settings = Settings(**values)
+    _check_together(settings)
+    return settings
+
+
+def _check_together(settings: Settings) -> None:
+    if len(str(settings.data)) > MAX_DATA_DIR_LENGTH:
+        raise SettingsError(
+            f"data = {settings.data}: the path is longer than {MAX_DATA_DIR_LENGTH} characters, "
+            "and the Unix sockets below it would not fit; choose a shorter one"
+        )
+    if settings.default_memory_mb > settings.max_memory_mb or settings.default_cpus > settings.max_cpus:
+        raise SettingsError("the default size of a sandbox is above the largest size that is allowed")
+    if settings.exec_default_timeout > settings.exec_max_timeout:
+        raise SettingsError("exec_default_timeout is above exec_max_timeout")
+
+
+def reference() -> str:
+    """The reference page of all settings, as Markdown."""
+    lines = [
+        "# Settings",
+        "",
+        "Generated from `server/src/cloche_server/settings.py` by `scripts/docs`; do not edit.",
+        "",
+        "Precedence: flag, environment, TOML file (`CLOCHE_CONFIG`, else `/etc/cloche/cloche.toml`), default.",
+        "In the TOML file a setting has the name of the first column. Unknown names are refused.",
+        "",
+        "| setting | environment | flag of `serve` | default | allowed | meaning |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, declared in _fields().items():
+        low, high, choices = (declared.metadata[k] for k in ("low", "high", "choices"))
+        allowed = ", ".join(choices) if choices else (f"{low:g} to {high:g}" if low is not None else "")
+        default = "" if declared.default is None else declared.default
+        cells = [f"`{name}`", f"`{env_name(name)}`", f"`{flag_name(name)}`", f"`{default}`", allowed]
+        lines.append(f"| {' | '.join(cells)} | {declared.metadata['doc']} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,34 @@
+"""Where the agent and the recipes are: configured, beside the checkout, or installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from cloche_server.core.errors import ClocheError
+
+#: `server/src/cloche_server/storage/locate.py` in a checkout.
+_CHECKOUT = Path(__file__).resolve().parents[4]
+_INSTALLED = Path("/usr/lib/cloche")
+
+
+def find_agent(configured: Path | None) -> Path:
+    """The guest agent binary. Raises `template.bake_failed` when there is none."""
+    places = [configured] if configured else [_CHECKOUT / "agent" / "bin" / "cloche-agent", _INSTALLED / "cloche-agent"]
+    for place in places:
+        if place.is_file():
+            return place
+    raise ClocheError(
+        "template.bake_failed",
+        f"the guest agent is not at {' or '.join(map(str, places))}; run ./quickstart, or set CLOCHE_AGENT",
+    )
+
+
+def find_recipe(configured: Path | None, name: str) -> Path:
+    """The recipe file of a template name. Raises `template.not_found`."""
+    folders = [configured] if configured else [_CHECKOUT / "templates", _INSTALLED / "templates"]
+    for folder in folders:
+        path = folder / f"{name}.toml"
+        if "/" not in name and path.is_file():
+            return path
+    known = sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.toml")})
+    raise ClocheError("template.not_found", f"there is no recipe {name}; there are: {', '.join(known) or 'none'}")

@@ -1,0 +1,158 @@
+"""Recipes: what a template is made of, as a TOML file. Checked in full before anything is built."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from cloche_server.core.errors import ClocheError
+
+NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
+MIN_DISK_MB: Final = 1024
+MAX_DISK_MB: Final = 262_144
+_PACKAGE: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+")
+_ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_USER: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+_MAX_TEXT: Final = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What a command gets in a sandbox of this template when the caller does not say."""
+
+    user: str = "root"
+    workdir: str = "/root"
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """A template before it is baked. The packages are those of the guest's distribution."""
+
+    name: str
+    packages: tuple[str, ...]
+    aliases: tuple[str, ...] = ()
+    description: str = ""
+    disk_mb: int = 4096
+    defaults: Defaults = field(default_factory=Defaults)
+
+    @property
+    def digest(self) -> str:
+        """Of all that decides what the root file system holds. A new description needs no new build."""
+        content = {"packages": sorted(set(self.packages)), "defaults": asdict(self.defaults)}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read and check a recipe file."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _invalid(path.name, f"the file cannot be read ({error})") from None
+    return parse_recipe(text, path.name)
+
+
+def parse_recipe(text: str, source: str = "recipe") -> Recipe:
+    """Check the text of a recipe. `source` is named in the errors."""
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise _invalid(source, f"it is not TOML: {error}") from None
+    table = _Table(data, source, "")
+    name = table.text("name", pattern=NAME, required=True)
+    aliases = table.texts("aliases", NAME)
+    if name in aliases:
+        raise _invalid(source, f"`aliases` repeats the name {name!r}")
+    recipe = Recipe(
+        name=name,
+        packages=table.texts("packages", _PACKAGE),
+        aliases=aliases,
+        description=table.text("description"),
+        disk_mb=table.number("disk_mb", 4096, MIN_DISK_MB, MAX_DISK_MB),
+        defaults=_defaults(table.table("defaults")),
+    )
+    table.nothing_else()
+    return recipe
+
+
+def _defaults(table: _Table) -> Defaults:
+    workdir = table.text("workdir", default="/root")
+    if not workdir.startswith("/") or "\0" in workdir:
+        raise _invalid(table.source, f"`{table.prefix}workdir` must be an absolute path")
+    user = table.text("user", default="root", pattern=_USER)
+    values = table.table("env")
+    env = {}
+    for key in list(values.data):
+        if not _ENV_NAME.fullmatch(key):
+            raise _invalid(table.source, f"`{values.prefix}{key}` is not a name for a variable")
+        env[key] = values.text(key)
+    values.nothing_else()
+    table.nothing_else()
+    return Defaults(user, workdir, env)
+
+
+def _invalid(source: str, problem: str) -> ClocheError:
+    return ClocheError("template.invalid_recipe", f"{source}: {problem}", details={"recipe": source})
+
+
+class _Table:
+    """A table of the file; what is asked for is checked and removed, so that what is left is unknown."""
+
+    def __init__(self, data: dict[str, Any], source: str, prefix: str) -> None:
+        self.data = dict(data)
+        self.source = source
+        self.prefix = prefix
+
+    def _error(self, key: str, problem: str) -> ClocheError:
+        return _invalid(self.source, f"`{self.prefix}{key}` {problem}")
+
+    def text(
+        self, key: str, *, default: str = "", pattern: re.Pattern[str] | None = None, required: bool = False
+    ) -> str:
+        if key not in self.data:
+            if required:
+                raise self._error(key, "is missing")
+            return default
+        value = self.data.pop(key)
+        if not isinstance(value, str):
+            raise self._error(key, "must be text")
+        if len(value) > _MAX_TEXT or "\0" in value:
+            raise self._error(key, "is too long or holds a NUL")
+        if pattern is not None and not pattern.fullmatch(value):
+            raise self._error(key, f"may not be {value!r}")
+        return value
+
+    def texts(self, key: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
+        value = self.data.pop(key, [])
+        if not isinstance(value, list):
+            raise self._error(key, "must be a list of texts")
+        for item in value:
+            if not isinstance(item, str) or not pattern.fullmatch(item):
+                raise self._error(key, f"may not hold {item!r}")
+        if len(set(value)) != len(value):
+            raise self._error(key, "names something twice")
+        return tuple(value)
+
+    def number(self, key: str, default: int, low: int, high: int) -> int:
+        value = self.data.pop(key, default)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self._error(key, "must be a whole number")
+        if not low <= value <= high:
+            raise self._error(key, f"must be between {low} and {high}")
+        return value
+
+    def table(self, key: str) -> _Table:
+        value = self.data.pop(key, {})
+        if not isinstance(value, dict):
+            raise self._error(key, "must be a table")
+        return _Table(value, self.source, f"{self.prefix}{key}.")
+
+    def nothing_else(self) -> None:
+        for key in self.data:
+            raise self._error(key, "is not known")

@@ -1,0 +1,135 @@
+"""One SQLite connection on one thread: every statement goes through here, in order.
+
+WAL with `synchronous=NORMAL`: a commit survives `kill -9` of the server without an fsync on the hot path;
+a power cut may take the last commits, and with them the machines they describe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cloche_server.core.errors import ClocheError
+from cloche_server.store.sql import load_migrations, load_queries
+
+_T = TypeVar("_T")
+Row = Mapping[str, Any]
+
+
+class Conflict(Exception):
+    """A conditional update met another version of its row, or an insert met an existing one."""
+
+
+class Database:
+    """The database of one server. `run` executes a function with the connection on its thread."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite")
+        self._queries = load_queries()
+        self._connection: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        """Opens the file, and migrates it when it is older. Raises `internal` when it is newer than us."""
+        await self.run(lambda _: None, opening=True)
+
+    def _open(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self._path, isolation_level=None, timeout=10)
+        connection.row_factory = sqlite3.Row
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute("PRAGMA foreign_keys=ON")
+        _migrate(connection)
+        return connection
+
+    async def run(self, work: Callable[[sqlite3.Connection], _T], *, opening: bool = False) -> _T:
+        def call() -> _T:
+            if self._connection is None:
+                if not opening:
+                    raise RuntimeError("the database is not open")
+                self._connection = self._open()
+            return work(self._connection)
+
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+        except sqlite3.IntegrityError as error:
+            raise Conflict from error
+        except sqlite3.Error as error:
+            raise _translate(error) from error
+
+    async def fetch(self, name: str, /, **values: object) -> list[Row]:
+        """The rows of a named query, as mappings."""
+        statement = self._queries[name]
+        return await self.run(lambda c: [dict(row) for row in c.execute(statement, values).fetchall()])
+
+    async def execute(self, name: str, /, **values: object) -> int:
+        """Runs a named statement; the number of rows it touched."""
+        statement = self._queries[name]
+        return await self.run(lambda c: c.execute(statement, values).rowcount)
+
+    async def execute_all(self, statements: Sequence[tuple[str, Mapping[str, object]]]) -> list[int]:
+        """Runs several named statements in one transaction; the rows each touched."""
+
+        def work(connection: sqlite3.Connection) -> list[int]:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                counts = [connection.execute(self._queries[name], values).rowcount for name, values in statements]
+            except BaseException:
+                connection.execute("ROLLBACK")
+                raise
+            connection.execute("COMMIT")
+            return counts
+
+        return await self.run(work)
+
+    async def close(self) -> None:
+        def work(connection: sqlite3.Connection) -> None:
+            connection.close()
+            self._connection = None
+
+        if self._connection is not None:
+            await self.run(work)
+        self._thread.shutdown(wait=False)
+
+
+_FULL_CODES = {
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR_WRITE if hasattr(sqlite3, "SQLITE_IOERR_WRITE") else 778,
+}
+
+
+def _translate(error: sqlite3.Error) -> ClocheError:
+    code = getattr(error, "sqlite_errorcode", None)
+    if code in _FULL_CODES:
+        return ClocheError("host.disk_full", "the disk of the host is full, the change could not be recorded")
+    return ClocheError("internal", "the database of the server refused an operation")
+
+
+def _migrate(connection: sqlite3.Connection) -> None:
+    migrations = load_migrations()
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > len(migrations):
+            raise ClocheError(
+                "internal",
+                f"the database has schema {version}, this server knows {len(migrations)}; use a newer server",
+            )
+        for number, script in migrations[version:]:
+            for statement in _statements(script):
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {number:d}")
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.execute("ROLLBACK")
+        raise
+
+
+def _statements(script: str) -> list[str]:
+    """The statements of a script. Not `executescript`: that one commits the open transaction."""
+    lines = [line for line in script.splitlines() if not line.lstrip().startswith("--")]
+    return [part.strip() for part in "\n".join(lines).split(";") if part.strip()]

@@ -1,0 +1,39 @@
+-- insert_sandbox --
+-- A new record; fails when the id exists.
+INSERT INTO sandboxes (id, workspace, status, template, template_name, template_id, cpus, memory_mb, disk_mb, isolation,
+    defaults, metadata, created_at, ttl_seconds, persistent, expires_at, started_at, boot_ms, boot_mode, process,
+    termination, ended_at, generation, version)
+VALUES (:id, :workspace, :status, :template, :template_name, :template_id, :cpus, :memory_mb, :disk_mb, :isolation,
+    :defaults, :metadata, :created_at, :ttl_seconds, :persistent, :expires_at, :started_at, :boot_ms, :boot_mode, :process,
+    :termination, :ended_at, :generation, :version);
+
+-- update_sandbox --
+-- Writes the next version of a record, only over the version it was derived from.
+UPDATE sandboxes SET status = :status, metadata = :metadata, ttl_seconds = :ttl_seconds, persistent = :persistent,
+    expires_at = :expires_at, started_at = :started_at, boot_ms = :boot_ms, boot_mode = :boot_mode, process = :process,
+    termination = :termination, ended_at = :ended_at, disk_mb = :disk_mb, generation = :generation, version = :version
+WHERE id = :id AND version = :version - 1;
+
+-- all_sandboxes --
+-- Every record that is not deleted, oldest first.
+SELECT * FROM sandboxes WHERE status <> 'deleted' ORDER BY created_at, id;
+
+-- get_sandbox --
+-- One record, deleted ones included.
+SELECT * FROM sandboxes WHERE id = :id;
+
+-- forget_sandbox --
+-- Removes the record of a create that came to nothing.
+DELETE FROM sandboxes WHERE id = :id;
+
+-- prune_sandboxes --
+-- Forgets deleted sandboxes that ended before a moment.
+DELETE FROM sandboxes WHERE status = 'deleted' AND ended_at < :before;
+
+-- count_template_users --
+-- How many living sandboxes run on a baked template.
+SELECT COUNT(*) AS n FROM sandboxes WHERE template_id = :template_id AND status <> 'deleted';
+
+-- delete_all_sandboxes --
+-- Marks every living record for deletion; the next server clears up what is left of them.
+UPDATE sandboxes SET status = 'deleting', version = version + 1 WHERE status NOT IN ('deleted', 'deleting');

@@ -1,0 +1,32 @@
+-- insert_token --
+-- A new token; fails when its hash or prefix exists.
+INSERT INTO tokens (hash, prefix, name, workspace, created_at) VALUES (:hash, :prefix, :name, :workspace, :created_at);
+
+-- find_token --
+-- The living token with a hash.
+SELECT prefix, name, workspace, created_at, revoked_at FROM tokens WHERE hash = :hash AND revoked_at IS NULL;
+
+-- list_tokens --
+-- All tokens, oldest first.
+SELECT prefix, name, workspace, created_at, revoked_at FROM tokens ORDER BY created_at, prefix;
+
+-- revoke_token --
+-- Ends a token by its prefix.
+UPDATE tokens SET revoked_at = :now WHERE prefix = :prefix AND revoked_at IS NULL;
+
+-- token_generation --
+-- Changes whenever a token is made or revoked; the server's cache is valid while it stays.
+SELECT COUNT(*) AS made, COUNT(revoked_at) AS revoked FROM tokens;
+
+-- find_idempotency --
+-- What an idempotency key was used for.
+SELECT request_hash, sandbox_id, created_at FROM idempotency WHERE workspace = :workspace AND key = :key;
+
+-- insert_idempotency --
+-- Remembers a key; fails when it exists.
+INSERT INTO idempotency (workspace, key, request_hash, sandbox_id, created_at)
+VALUES (:workspace, :key, :request_hash, :sandbox_id, :created_at);
+
+-- prune_idempotency --
+-- Forgets keys older than a moment.
+DELETE FROM idempotency WHERE created_at < :before;

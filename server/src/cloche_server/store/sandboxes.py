@@ -1,0 +1,119 @@
+"""Sandbox records and rows."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Any
+
+from cloche_server.core.lifecycle import Status
+from cloche_server.core.records import (
+    BootMode,
+    ExecDefaults,
+    Isolation,
+    ProcessRef,
+    Resources,
+    Sandbox,
+    Termination,
+    TerminationReason,
+)
+from cloche_server.store.db import Conflict, Database, Row
+
+
+def to_row(sandbox: Sandbox) -> dict[str, Any]:
+    return {
+        "id": sandbox.id,
+        "workspace": sandbox.workspace,
+        "status": sandbox.status.value,
+        "template": sandbox.template,
+        "template_name": sandbox.template_name,
+        "template_id": sandbox.template_id,
+        "cpus": sandbox.resources.cpus,
+        "memory_mb": sandbox.resources.memory_mb,
+        "disk_mb": sandbox.resources.disk_mb,
+        "isolation": json.dumps(asdict(sandbox.isolation)),
+        "defaults": json.dumps(
+            {"env": dict(sandbox.defaults.env), "cwd": sandbox.defaults.cwd, "user": sandbox.defaults.user}
+        ),
+        "metadata": json.dumps(dict(sandbox.metadata)),
+        "created_at": sandbox.created_at,
+        "ttl_seconds": sandbox.ttl_seconds,
+        "persistent": int(sandbox.persistent),
+        "expires_at": sandbox.expires_at,
+        "started_at": sandbox.started_at,
+        "boot_ms": sandbox.boot_ms,
+        "boot_mode": sandbox.boot_mode.value,
+        "process": json.dumps(asdict(sandbox.process)) if sandbox.process else None,
+        "termination": json.dumps(asdict(sandbox.termination)) if sandbox.termination else None,
+        "ended_at": sandbox.ended_at,
+        "generation": sandbox.generation,
+        "version": sandbox.version,
+    }
+
+
+def from_row(row: Row) -> Sandbox:
+    termination = None
+    if row["termination"]:
+        fields = json.loads(row["termination"])
+        termination = Termination(**{**fields, "reason": TerminationReason(fields["reason"])})
+    return Sandbox(
+        id=row["id"],
+        workspace=row["workspace"],
+        status=Status(row["status"]),
+        template=row["template"],
+        template_name=row["template_name"],
+        template_id=row["template_id"],
+        resources=Resources(row["cpus"], row["memory_mb"], row["disk_mb"]),
+        isolation=Isolation(**json.loads(row["isolation"])),
+        defaults=ExecDefaults(**json.loads(row["defaults"])),
+        metadata=json.loads(row["metadata"]),
+        created_at=row["created_at"],
+        ttl_seconds=row["ttl_seconds"],
+        persistent=bool(row["persistent"]),
+        expires_at=row["expires_at"],
+        started_at=row["started_at"],
+        boot_ms=row["boot_ms"],
+        boot_mode=BootMode(row["boot_mode"]),
+        process=ProcessRef(**json.loads(row["process"])) if row["process"] else None,
+        termination=termination,
+        ended_at=row["ended_at"],
+        generation=row["generation"],
+        version=row["version"],
+    )
+
+
+class SandboxStore:
+    """Where sandbox records live. Every update is conditional on the version it came from."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def insert(self, sandbox: Sandbox) -> None:
+        """Raises `Conflict` when the id exists."""
+        await self._db.execute("insert_sandbox", **to_row(sandbox))
+
+    async def update(self, sandbox: Sandbox) -> None:
+        """Writes `sandbox`, whose version is one above the stored one. Raises `Conflict` otherwise."""
+        if await self._db.execute("update_sandbox", **to_row(sandbox)) != 1:
+            raise Conflict
+
+    async def get(self, sandbox_id: str) -> Sandbox | None:
+        rows = await self._db.fetch("get_sandbox", id=sandbox_id)
+        return from_row(rows[0]) if rows else None
+
+    async def living(self) -> list[Sandbox]:
+        """Every record that is not deleted, oldest first."""
+        return [from_row(row) for row in await self._db.fetch("all_sandboxes")]
+
+    async def forget(self, sandbox_id: str) -> None:
+        await self._db.execute("forget_sandbox", id=sandbox_id)
+
+    async def prune(self, before: float) -> int:
+        return await self._db.execute("prune_sandboxes", before=before)
+
+    async def template_users(self, template_id: str) -> int:
+        return int((await self._db.fetch("count_template_users", template_id=template_id))[0]["n"])
+
+    async def delete_all(self) -> int:
+        """Marks every living sandbox for deletion by the next server."""
+        return await self._db.execute("delete_all_sandboxes")

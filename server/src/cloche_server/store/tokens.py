@@ -1,0 +1,81 @@
+"""API tokens (only their hashes are stored) and idempotency keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cloche_server.core.ids import token_from_random, token_hash, token_prefix
+from cloche_server.core.records import TokenInfo
+from cloche_server.store.db import Conflict, Database
+
+
+class TokenStore:
+    """Tokens of this server. Looks-up are cached for as long as no token is made or revoked."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def create(self, name: str, workspace: str, random: bytes, now: float) -> str:
+        """Stores a new token and returns its plain text, which is not kept. Raises `Conflict` when the
+        prefix is taken (try again with other random bytes)."""
+        token = token_from_random(random)
+        await self._db.execute(
+            "insert_token",
+            hash=token_hash(token),
+            prefix=token_prefix(token),
+            name=name,
+            workspace=workspace,
+            created_at=now,
+        )
+        return token
+
+    async def find(self, token: str) -> TokenInfo | None:
+        """The living token with this plain text. The look-up is by hash, so its time tells nothing."""
+        rows = await self._db.fetch("find_token", hash=token_hash(token))
+        return TokenInfo(**rows[0]) if rows else None
+
+    async def list(self) -> list[TokenInfo]:
+        return [TokenInfo(**row) for row in await self._db.fetch("list_tokens")]
+
+    async def revoke(self, prefix: str, now: float) -> bool:
+        """False when no living token has this prefix."""
+        return await self._db.execute("revoke_token", prefix=prefix, now=now) == 1
+
+    async def generation(self) -> tuple[int, int]:
+        row = (await self._db.fetch("token_generation"))[0]
+        return int(row["made"]), int(row["revoked"])
+
+
+@dataclass(frozen=True, slots=True)
+class IdempotencyRecord:
+    request_hash: str
+    sandbox_id: str
+
+
+class IdempotencyStore:
+    """Which sandbox an `Idempotency-Key` of a create made."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def find(self, workspace: str, key: str) -> IdempotencyRecord | None:
+        rows = await self._db.fetch("find_idempotency", workspace=workspace, key=key)
+        return IdempotencyRecord(rows[0]["request_hash"], rows[0]["sandbox_id"]) if rows else None
+
+    async def remember(self, workspace: str, key: str, request_hash: str, sandbox_id: str, now: float) -> bool:
+        """False when the key was taken in the meantime."""
+        try:
+            await self._db.execute(
+                "insert_idempotency",
+                workspace=workspace,
+                key=key,
+                request_hash=request_hash,
+                sandbox_id=sandbox_id,
+                created_at=now,
+            )
+        except Conflict:
+            return False
+        return True
+
+    async def prune(self, before: float) -> int:
+        return await self._db.execute("prune_idempotency", before=before)
