@@ -6,8 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import AsyncIterator, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 
 import uvicorn
 import uvloop
@@ -33,46 +32,18 @@ from cloche_server.app.tokens import Tokens
 from cloche_server.app.upkeep import Upkeep
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import Shape
-from cloche_server.engine.qemu.driver import QemuConfig, QemuEngine
-from cloche_server.engine.qemu.probe import choose_accel, probe_qemu
-from cloche_server.host import machine as host_machine
+from cloche_server.engine.qemu.driver import QemuEngine
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.instance import Instance
 from cloche_server.settings import Settings
-from cloche_server.storage.kernel import find_kernel
 from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.store.db import Database
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
 from cloche_server.telemetry import log
+from cloche_server.wiring import build_engine, open_database, prepare_data
 
 _log = log.get("main")
-
-
-async def build_engine(settings: Settings) -> tuple[QemuEngine, str]:
-    """The engine, and the sentence that says why it has this acceleration. Raises `host.unsupported`."""
-    if host_machine.architecture() != "x86_64":
-        raise ClocheError("host.unsupported", f"{host_machine.architecture()} hosts are not supported yet, only x86_64")
-    facts = await probe_qemu(settings.qemu)
-    kernel = await asyncio.to_thread(find_kernel, settings.data)
-    accel, reason = await choose_accel(settings.accel, facts, kernel.vmlinuz if kernel else None)
-    return QemuEngine(QemuConfig(facts, accel, settings.tcg_buffer_mb)), reason
-
-
-def prepare_data(data: Path) -> None:
-    """The data directory and its parts. Only root may look in: it holds everybody's files."""
-    for part in ("", "templates", "images", "kernels", "sandboxes", "run"):
-        (data / part).mkdir(parents=True, exist_ok=True, mode=0o700)
-
-
-@contextlib.asynccontextmanager
-async def open_database(data: Path) -> AsyncIterator[Database]:
-    database = Database(data / "cloche.db")
-    await database.open()
-    try:
-        yield database
-    finally:
-        await database.close()
 
 
 class Main:

@@ -11,6 +11,7 @@ from cloche_server.core.ids import is_sandbox_id
 from cloche_server.core.lifecycle import LISTED, SERVING, Status, allowed
 from cloche_server.core.ports import MachineCondition
 from cloche_server.core.records import Sandbox
+from cloche_server.core.times import rfc3339
 from cloche_server.guest.client import GuestClient
 from cloche_server.host.clock import Clock
 from cloche_server.store.sandboxes import SandboxStore
@@ -32,7 +33,7 @@ class Access:
         past = await self._store.get(sandbox_id) if is_sandbox_id(sandbox_id) else None
         if past is None or past.workspace != workspace or past.termination is None:
             raise not_found(_shown(sandbox_id))
-        ended = {"reason": past.termination.reason.value, "ended_at": past.ended_at}
+        ended = {"reason": past.termination.reason.value, "at": rfc3339(past.ended_at or past.termination.at)}
         raise not_found(_shown(sandbox_id), {"termination": ended})
 
     def list(self, workspace: str) -> list[Sandbox]:

@@ -6,17 +6,13 @@ import signal
 
 import click
 
-from cloche_server.cli.main import data_option, run_async, settings_from
+from cloche_server.cli.common import data_option, run_async, settings_from
 from cloche_server.core.errors import ClocheError
 from cloche_server.host import process
 from cloche_server.host.instance import find_server
-from cloche_server.main import build_engine, open_database, prepare_data
 from cloche_server.settings import Settings
 from cloche_server.store.sandboxes import SandboxStore
-
-
-def register(main: click.Group) -> None:
-    main.add_command(stop)
+from cloche_server.wiring import build_engine, open_database, prepare_data
 
 
 @click.command()

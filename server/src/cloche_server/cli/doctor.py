@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 import click
 
 from cloche_server import __version__
-from cloche_server.cli.main import data_option, run_async, settings_from
+from cloche_server.cli.common import data_option, run_async, settings_from
 from cloche_server.core.errors import ClocheError
 from cloche_server.engine.qemu.probe import choose_accel, probe_kvm, probe_qemu
 from cloche_server.host import cgroups, network
@@ -34,10 +34,6 @@ class Finding:
     level: str
     found: str
     advice: str = ""
-
-
-def register(main: click.Group) -> None:
-    main.add_command(doctor)
 
 
 @click.command()

@@ -1,53 +1,60 @@
-"""`cloche-server`: the commands of an operator."""
+"""`cloche-server`: the commands of an operator. Each loads only what it needs."""
 
 from __future__ import annotations
 
-import asyncio
+import importlib
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from cloche_server import __version__
-from cloche_server.core.errors import ClocheError
-from cloche_server.settings import Settings, SettingsError, flag_name, load
-from cloche_server.telemetry import log
+from cloche_server.cli.common import data_option, fail, settings_from, told
+from cloche_server.settings import Settings, flag_name
 
-_T = TypeVar("_T")
+#: Command name to module and attribute; the module is imported when the command is used.
+COMMANDS = {
+    "serve": ("cloche_server.cli.main", "serve"),
+    "stop": ("cloche_server.cli.control", "stop"),
+    "doctor": ("cloche_server.cli.doctor", "doctor"),
+    "token": ("cloche_server.cli.tokens", "token"),
+    "template": ("cloche_server.cli.templates", "template"),
+    "version": ("cloche_server.cli.main", "version"),
+}
 
 
 class _Commands(click.Group):
-    """Turns what goes wrong into one sentence on stderr and exit code 1."""
+    """Loads commands by name, and turns what goes wrong into one sentence and exit code 1."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name]
+        command = getattr(importlib.import_module(module), attribute)
+        assert isinstance(command, click.Command)
+        return command
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
-        except (ClocheError, SettingsError) as error:
-            _fail(error)
-        except BaseExceptionGroup as group:
-            leaf = _first(group)
-            if not isinstance(leaf, ClocheError):
-                raise
-            _fail(leaf)
         except KeyboardInterrupt:
             sys.exit(130)
+        except Exception as error:
+            known = told(error)
+            if known is None:
+                raise
+            fail(known)
 
 
-def _first(error: BaseException) -> BaseException:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
-
-
-def _fail(error: Exception) -> None:
-    click.echo(f"cloche-server: {error}", err=True)
-    if isinstance(error, ClocheError):
-        for name, value in error.details.items():
-            if value:
-                click.echo(f"  {name}: {value}", err=True)
-    sys.exit(1)
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="cloche-server")
+def main() -> None:
+    """Self-hosted microVM sandboxes for AI agents."""
 
 
 def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -60,27 +67,7 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="cloche-server")
-def main() -> None:
-    """Self-hosted microVM sandboxes for AI agents."""
-
-
-data_option = click.option("--data", default=None, help="Data directory (default /var/lib/cloche, or CLOCHE_DATA).")
-
-
-def settings_from(**flags: object) -> Settings:
-    """The settings in force, and logging set up by them."""
-    settings = load(flags)
-    log.configure(settings.log_format, settings.log_level)
-    return settings
-
-
-def run_async(work: Coroutine[Any, Any, _T]) -> _T:
-    return asyncio.run(work)
-
-
-@main.command()
+@click.command()
 @data_option
 @_setting_options
 def serve(**flags: object) -> None:
@@ -90,17 +77,7 @@ def serve(**flags: object) -> None:
     run_server(settings_from(**flags))
 
 
-@main.command()
+@click.command()
 def version() -> None:
     """Print the version."""
     click.echo(f"cloche-server {__version__}")
-
-
-def _register() -> None:
-    from cloche_server.cli import control, doctor, templates, tokens
-
-    for module in (control, doctor, templates, tokens):
-        module.register(main)
-
-
-_register()

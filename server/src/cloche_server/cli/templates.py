@@ -10,20 +10,16 @@ from collections.abc import Callable
 import click
 
 from cloche_server.app.bake import Baker
-from cloche_server.cli.main import data_option, run_async, settings_from
+from cloche_server.cli.common import data_option, run_async, settings_from
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import Shape
 from cloche_server.host.clock import SystemClock
-from cloche_server.main import build_engine, open_database, prepare_data
 from cloche_server.settings import Settings
 from cloche_server.storage.locate import find_agent, find_recipe
 from cloche_server.storage.recipe import load_recipe
 from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
 from cloche_server.store.sandboxes import SandboxStore
-
-
-def register(main: click.Group) -> None:
-    main.add_command(template)
+from cloche_server.wiring import build_engine, open_database, prepare_data
 
 
 @click.group()

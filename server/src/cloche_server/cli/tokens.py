@@ -7,18 +7,14 @@ from datetime import UTC, datetime
 
 import click
 
-from cloche_server.cli.main import data_option, run_async, settings_from
+from cloche_server.cli.common import data_option, run_async, settings_from
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import TokenInfo
 from cloche_server.host.clock import SystemClock, random_bytes
-from cloche_server.main import open_database, prepare_data
 from cloche_server.settings import Settings
 from cloche_server.store.db import Conflict
 from cloche_server.store.tokens import TokenStore
-
-
-def register(main: click.Group) -> None:
-    main.add_command(token)
+from cloche_server.wiring import open_database, prepare_data
 
 
 @click.group()

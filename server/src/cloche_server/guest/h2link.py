@@ -51,7 +51,8 @@ class Link(Wire):
 
     @property
     def is_open(self) -> bool:
-        return not self._lost
+        """Whether calls can be made. The transport knows of an end one turn of the loop earlier."""
+        return not self._lost and not self._transport.is_closing()
 
     async def wait_closed(self) -> None:
         await self.closed.wait()
@@ -147,8 +148,7 @@ class Link(Wire):
 
     async def _slot(self, timeout: float) -> None:
         """Wait until the agent allows one more stream; first come, first served."""
-        if self._lost:
-            raise LinkLost(self._lost, not_run=True)
+        self._check_open()
         if not self._slots and len(self._streams) < self._max_streams:
             return
         waiter: asyncio.Future[None] = self.loop.create_future()
@@ -167,5 +167,8 @@ class Link(Wire):
             self._slots.remove(waiter)
             if not waiter.done() or waiter.cancelled() or waiter.exception() is not None:
                 self._free_slots()
-        if self._lost:
-            raise LinkLost(self._lost, not_run=True)
+        self._check_open()
+
+    def _check_open(self) -> None:
+        if not self.is_open:
+            raise LinkLost(self._lost or "the connection ended", not_run=True)

@@ -45,9 +45,12 @@ class ExecCall:
 
     @property
     def started(self) -> Started:
-        """The first frame of a started command. Raises RuntimeError where there is none."""
+        """The first frame; after `exec_output` there from the first step of the iteration on.
+
+        Raises RuntimeError before that.
+        """
         if self._started is None:
-            raise RuntimeError("no started frame: the call is not entered, or attached to a running command")
+            raise RuntimeError("there has been no started frame yet")
         return self._started
 
     async def __aenter__(self) -> Self:
@@ -80,7 +83,9 @@ class ExecCall:
         while True:
             while self._frames:
                 frame = self._frames.popleft()
-                if not isinstance(frame, Heartbeat):
+                if isinstance(frame, Started):
+                    self._started = frame
+                elif not isinstance(frame, Heartbeat):
                     return frame
             if self._decoder.done:
                 raise StopAsyncIteration
