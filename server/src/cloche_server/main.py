@@ -13,6 +13,7 @@ import uvloop
 
 from cloche_server import __version__
 from cloche_server.api.app import build_app
+from cloche_server.api.protocol import HttpProtocol
 from cloche_server.app.access import Access
 from cloche_server.app.bake import Baker
 from cloche_server.app.capacity import Capacity
@@ -98,7 +99,8 @@ class Main:
                     lifespan="off",
                     timeout_graceful_shutdown=max(1, round(self.settings.shutdown_grace)),
                     timeout_keep_alive=75,
-                    h11_max_incomplete_event_size=64 * 1024,
+                    http=HttpProtocol,
+                    ws="none",
                     server_header=False,
                 )
             )

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+from typing import Any, Final
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
-from starlette.types import ASGIApp
+from starlette.routing import Match
+from starlette.types import ASGIApp, Scope
 
 from cloche_server import __version__
-from cloche_server.api.docs import answers
 from cloche_server.api.errors import error_response
 from cloche_server.api.middleware import RequestMiddleware
-from cloche_server.api.respond import invalid_fields
+from cloche_server.api.openapi import build_document, operation_id
+from cloche_server.api.respond import dump, invalid_fields
 from cloche_server.api.routes import exec as exec_routes
 from cloche_server.api.routes import files, later, sandboxes, service, templates
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
+from cloche_server.settings import Settings
 
 _DESCRIPTION = """\
 Sandboxes for AI agents: each is a microVM with its own kernel, restored from a snapshot.
 
 Errors are JSON: `error` is one sentence, `code` is stable, `retryable` says whether the same request may be
 sent again, `details` is data. Unknown fields in requests are ignored."""
+
+
+#: What FastAPI puts before the name of a field.
+_PLACES: Final = frozenset({"body", "query", "path", "header"})
 
 
 def build_app(services: Services) -> ASGIApp:
@@ -37,6 +44,7 @@ def build_app(services: Services) -> ASGIApp:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=operation_id,
     )
     app.state.services = services
     app.include_router(service.public)
@@ -50,9 +58,15 @@ def build_app(services: Services) -> ASGIApp:
         templates.router,
     ):
         app.include_router(router, prefix="/v1")
-    _add_openapi(app)
+    _add_openapi(app, services.settings)
     _add_errors(app)
     return RequestMiddleware(app, services)
+
+
+def _methods_at(app: FastAPI, scope: Scope) -> list[str]:
+    """All methods of a path: Starlette knows those of the first route only."""
+    matching = (route for route in app.routes if route.matches(scope)[0] is not Match.NONE)
+    return sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -63,7 +77,7 @@ def _add_errors(app: FastAPI) -> None:
 
     async def validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return await cloche_error(request, invalid_fields(error.errors()))
+        return await cloche_error(request, invalid_fields(error.errors(), _PLACES))
 
     async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -74,8 +88,8 @@ def _add_errors(app: FastAPI) -> None:
         else:
             told = ClocheError("request.invalid", "the request cannot be understood")
         response = await cloche_error(request, told)
-        for name, value in (error.headers or {}).items():
-            response.headers[name] = value
+        if error.status_code == 405:
+            response.headers["Allow"] = ", ".join(_methods_at(app, request.scope))
         return response
 
     app.add_exception_handler(ClocheError, cloche_error)
@@ -83,44 +97,11 @@ def _add_errors(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, http_error)
 
 
-def _add_openapi(app: FastAPI) -> None:
-    @app.get("/openapi.json", tags=["service"], responses=answers(), summary="This document")
-    async def openapi() -> dict[str, Any]:
-        return openapi_document(app)
+def _add_openapi(app: FastAPI, settings: Settings) -> None:
+    made: list[bytes] = []
 
-
-def openapi_document(app: FastAPI) -> dict[str, Any]:
-    """FastAPI's document, with what it cannot know: the security scheme, and no answers that never come."""
-    if app.openapi_schema:
-        return app.openapi_schema
-    from fastapi.openapi.utils import get_openapi
-
-    document = get_openapi(
-        title=app.title,
-        version=app.version,
-        description=app.description,
-        routes=app.routes,
-        openapi_version="3.1.0",
-    )
-    document["components"]["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    for path, operations in document["paths"].items():
-        for operation in operations.values():
-            # Validation errors are 400 here, and documented as such.
-            operation["responses"].pop("422", None) if not _keeps_422(operation) else None
-            if path.startswith("/v1"):
-                operation["security"] = [{"token": []}]
-                if operation.get("parameters"):
-                    operation["responses"].setdefault("400", operation["responses"].get("401"))
-            else:
-                operation["responses"].pop("401", None)
-                operation["responses"].pop("405", None)
-    for name in ("HTTPValidationError", "ValidationError"):
-        document["components"]["schemas"].pop(name, None)
-    app.openapi_schema = document
-    return document
-
-
-def _keeps_422(operation: dict[str, Any]) -> bool:
-    """Our own 422 refers to our error type, FastAPI's to its own."""
-    content = operation["responses"].get("422", {}).get("content", {})
-    return "ErrorAnswer" in str(content)
+    @app.get("/openapi.json", tags=["service"], response_model=dict[str, Any], summary="This document")
+    async def openapi() -> Response:
+        if not made:
+            made.append(await asyncio.to_thread(lambda: dump(build_document(app, settings))))
+        return Response(made[0], media_type="application/json")

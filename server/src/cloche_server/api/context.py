@@ -1,19 +1,23 @@
-"""What a route needs of its request: the services, and who asks."""
+"""What a route needs of its request: the services, who asks, and parameters that more than one route has."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 from typing import Annotated, Any, cast
+from urllib.parse import unquote_to_bytes
 
-from fastapi import Depends, Query, Request
+from fastapi import Depends, Path, Query, Request
 
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import TokenInfo
 
 
-def services_of(request: Request) -> Services:
+# Dependencies are `async` although they never wait: FastAPI runs others on a thread, which costs more than they do.
+
+
+async def services_of(request: Request) -> Services:
     return cast("Services", request.app.state.services)
 
 
@@ -22,24 +26,49 @@ def token_of(request: Request) -> TokenInfo:
     return cast("TokenInfo", request.scope["cloche.token"])
 
 
-def workspace_of(request: Request) -> str:
+async def workspace_of(request: Request) -> str:
     return token_of(request).workspace
 
 
 ServicesDep = Annotated[Services, Depends(services_of)]
 Workspace = Annotated[str, Depends(workspace_of)]
 
-PathQuery = Annotated[str | None, Query(description="Absolute path in the sandbox, UTF-8.")]
-PathB64Query = Annotated[str | None, Query(description="Instead of `path`: base64url of the raw bytes.")]
-UserQuery = Annotated[str | None, Query(description="Whose rights apply; default: the sandbox's user.", max_length=256)]
+_PATH_DOC: dict[str, Any] = {"pattern": "^/[^\\u0000]*$", "maxLength": 4095}
+_FLAG = r"^(|0|1|[Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])$"
+
+SandboxId = Annotated[str, Path(description="Id of a sandbox.")]
+ExecId = Annotated[str, Path(description="Id of a command.")]
+PathQuery = Annotated[
+    str | None,
+    Query(description="Absolute path in the sandbox. One of `path` and `path_b64`.", json_schema_extra=_PATH_DOC),
+]
+PathB64Query = Annotated[
+    str | None, Query(description="Instead of `path`: base64url of the raw bytes.", max_length=8192)
+]
+UserQuery = Annotated[
+    str | None, Query(description="Whose rights apply: name or number; default: the sandbox's user.", max_length=256)
+]
+FlagQuery = Annotated[str | None, Query(pattern=_FLAG)]
 
 
-def guest_path(path: str | None, path_b64: str | None, default: str | None = None) -> str | bytes:
+def query_path(request: Request, path: str | None) -> str | bytes | None:
+    """The `path` parameter; as bytes when what was sent is not UTF-8 (`path` then holds replacement characters)."""
+    if path is None or "\ufffd" not in path:
+        return path
+    found = b""
+    for part in request.scope["query_string"].split(b"&"):
+        name, _, value = part.partition(b"=")
+        if unquote_to_bytes(name) == b"path":
+            found = unquote_to_bytes(value.replace(b"+", b" "))
+    return found
+
+
+def guest_path(path: str | bytes | None, path_b64: str | None, default: str | None = None) -> str | bytes:
     """The path of a request. Raises `request.invalid` unless it is absolute and can be a path."""
     chosen: str | bytes | None = path if path is not None else default
     if path_b64 is not None:
         try:
-            chosen = base64.urlsafe_b64decode(path_b64 + "=" * (-len(path_b64) % 4))
+            chosen = base64.b64decode(path_b64 + "=" * (-len(path_b64) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             raise _bad_path("path_b64 is not base64url") from None
     if chosen is None:
@@ -58,23 +87,23 @@ def guest_path(path: str | None, path_b64: str | None, default: str | None = Non
     return chosen
 
 
+async def _path_of(request: Request, path: PathQuery = None, path_b64: PathB64Query = None) -> str | bytes:
+    return guest_path(query_path(request, path), path_b64)
+
+
+async def _dir_of(request: Request, path: PathQuery = None, path_b64: PathB64Query = None) -> str | bytes:
+    return guest_path(query_path(request, path), path_b64, "/")
+
+
+GuestPath = Annotated[str | bytes, Depends(_path_of)]
+#: The root directory when none is given.
+GuestDir = Annotated[str | bytes, Depends(_dir_of)]
+
+
 def _bad_path(message: str) -> ClocheError:
     return ClocheError("request.invalid", message, details={"field": "path"})
 
 
-def flag(value: str | None, default: bool, name: str) -> bool:
-    """`1`, `true`, `0`, `false` in any case; absent is the default."""
-    if value is None:
-        return default
-    lowered = value.lower()
-    if lowered in {"1", "true"}:
-        return True
-    if lowered in {"0", "false", ""}:
-        return False
-    raise ClocheError("request.invalid", f"{name} must be 1, true, 0 or false", details={"field": name})
-
-
-def body_schema(model: Any) -> dict[str, Any]:
-    """The OpenAPI request body of a model, not required: an absent body is `{}`."""
-    schema = model.model_json_schema(by_alias=True, mode="validation")
-    return {"requestBody": {"required": False, "content": {"application/json": {"schema": schema}}}}
+def flag(value: str | None, default: bool) -> bool:
+    """A `FlagQuery`: `1`, `true`, `0`, `false` in any case, nothing is false; absent is the default."""
+    return default if value is None else value.lower() in {"1", "true"}

@@ -1,12 +1,14 @@
-"""Pieces of the OpenAPI document that every route shares."""
+"""Pieces of the OpenAPI document that routes share."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
+
+from pydantic import BaseModel
 
 from cloche_server.api.wire import ErrorAnswer
 
-_TEXT = {
+_TEXT: Final = {
     400: "The request is not valid",
     401: "No token, or a wrong one",
     403: "The user in the sandbox may not do this",
@@ -15,20 +17,59 @@ _TEXT = {
     409: "Not possible in the present state",
     413: "Too large",
     422: "The host cannot keep the boundary that was asked for",
+    431: "Request line and headers are too large",
     500: "A failure of the server or inside the sandbox",
     501: "Not available in this release",
     502: "The sandbox does not answer, or went away",
-    503: "No capacity now; nothing was made",
+    503: "No capacity now, or the server is shutting down; nothing was made",
     504: "The command ran into its timeout",
     507: "A disk is full",
 }
 
 
+def header(description: str, kind: str = "string") -> dict[str, Any]:
+    """A header of an answer."""
+    return {"description": description, "schema": {"type": kind}}
+
+
+_HEADERS: Final[dict[int, dict[str, Any]]] = {
+    401: {"WWW-Authenticate": header("`Bearer`")},
+    405: {"Allow": header("The methods of the route")},
+    503: {"Retry-After": header("Seconds to wait; decimal")},
+    507: {"Retry-After": header("Seconds to wait, where that helps; decimal")},
+}
+
+
 def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Error answers of a route; 401 and 405 are possible everywhere below `/v1`."""
-    found: dict[int | str, dict[str, Any]] = {}
-    for status in sorted({401, 405, *statuses}):
-        found[status] = {"model": ErrorAnswer, "description": _TEXT[status]}
-        if status == 503:
-            found[status]["headers"] = {"Retry-After": {"description": "Seconds to wait", "schema": {"type": "string"}}}
+    """Error answers of a route. What is possible on every one is added in `openapi.py`."""
+    return {status: error_answer(status) for status in sorted(statuses)}
+
+
+def error_answer(status: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"model": ErrorAnswer, "description": _TEXT[status]}
+    if status in _HEADERS:
+        found["headers"] = dict(_HEADERS[status])
     return found
+
+
+def json_body(model: type[BaseModel]) -> dict[str, Any]:
+    """The request body of a route. An absent one is the same as `{}`."""
+    required = any(field.is_required() for field in model.model_fields.values()) or model.__name__ == "ExecBody"
+    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
+
+
+def sse(description: str, events: dict[str, type[BaseModel]], headers: dict[str, Any] | None = None) -> dict[str, Any]:
+    """An answer of server-sent events. `x-events`: the schema of the JSON in `data:`, by the name of the event."""
+    return {
+        "description": description,
+        "headers": headers or {},
+        "content": {
+            "text/event-stream": {
+                "schema": {"type": "string"},
+                "x-events": {
+                    name: {"$ref": f"#/components/schemas/{model.__name__}"} for name, model in events.items()
+                },
+            }
+        },
+    }

@@ -17,6 +17,7 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "auth.invalid_token": 401,
     "request.invalid": 400,
     "request.too_large": 413,
+    "request.headers_too_large": 431,
     "request.not_found": 404,
     "request.method_not_allowed": 405,
     "request.idempotency_conflict": 409,
@@ -66,6 +67,8 @@ def error_body(error: ClocheError, request_id: str) -> dict[str, Any]:
     """The JSON of an error. `error` is a flat, non-empty sentence; existing clients depend on it."""
     spec = CATALOGUE[error.code]
     details = dict(error.details)
+    if isinstance(details.get("status"), int):
+        del details["status"]  # of the agent's protocol, which is nobody's business
     result = details.pop("result", None)
     if isinstance(result, CommandResult):
         details.update(result_fields(result))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Final
 
-from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cloche_server.api.errors import error_response
@@ -17,6 +17,19 @@ from cloche_server.host.clock import random_bytes
 from cloche_server.telemetry import log, metrics
 
 _log = log.get("http")
+
+_CORS: Final = (
+    (b"access-control-allow-origin", b"*"),
+    (
+        b"access-control-expose-headers",
+        b"X-Request-Id, X-Exec-Id, Location, Retry-After, X-File-Mode, X-File-Mtime-Ns",
+    ),
+)
+_PREFLIGHT: Final = {
+    "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE, OPTIONS",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Request-Id",
+    "Access-Control-Max-Age": "86400",
+}
 
 
 class RequestMiddleware:
@@ -35,19 +48,22 @@ class RequestMiddleware:
         began = time.perf_counter()
         status = 0
 
+        open_to_pages = _open_to_pages(scope["path"])
+        more = [(b"x-request-id", request_id.encode("latin-1")), *(_CORS if open_to_pages else ())]
+
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
-                    *message.get("headers", []),
-                    (b"x-request-id", request_id.encode("latin-1")),
-                ]
+                message["headers"] = [*message.get("headers", ()), *more]
             await send(message)
 
         problem: str | None = None
         try:
-            await self._authenticated(scope, receive, send_with_id)
+            if scope["method"] == "OPTIONS" and open_to_pages:
+                await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, send_with_id)
+            else:
+                await self._authenticated(scope, receive, send_with_id)
         except ClientGone:
             problem = "client gone"
             status = status or 499
@@ -75,8 +91,10 @@ class RequestMiddleware:
         await self._app(scope, receive, send)
 
     async def _token(self, scope: Scope) -> Any:
-        header = Request(scope).headers.get("authorization", "")
-        scheme, _, token = header.partition(" ")
+        sent = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(sent) > 1:
+            raise ClocheError("auth.invalid_token", "more than one Authorization header was sent")
+        scheme, _, token = sent[0].decode("latin-1").partition(" ") if sent else ("", "", "")
         token = token.strip()
         if scheme.lower() != "bearer" or not token:
             raise ClocheError("auth.missing_token", "no bearer token was sent")
@@ -104,6 +122,11 @@ class RequestMiddleware:
             token=token.prefix[:8] if token else None,
             **{k: v for k, v in fields.items() if v},
         )
+
+
+def _open_to_pages(path: str) -> bool:
+    """What a page of any origin may call: the API, which needs a token that no browser sends by itself."""
+    return path == "/v1" or path.startswith("/v1/") or path == "/openapi.json"
 
 
 def _request_id(scope: Scope) -> str:

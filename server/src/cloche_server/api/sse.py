@@ -14,8 +14,13 @@ from starlette.types import Receive, Scope, Send
 
 from cloche_server.api.respond import dump, wait_gone, waited
 from cloche_server.core.errors import ClocheError
+from cloche_server.telemetry import log
+
+_log = log.get("http")
 
 HEARTBEAT_SECONDS = 10.0
+#: Nothing follows one of these.
+TERMINAL = frozenset({"exit", "error"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,22 +92,32 @@ class SseResponse(Response):
                 if gone.done():
                     return
                 if following.done():
-                    try:
-                        event = following.result()
-                    except StopAsyncIteration:
-                        return
-                    except ClocheError as error:
-                        yield self._on_error(error).encode()
+                    event = self._result(following)
+                    if event is None:
                         return
                     yield event.encode()
+                    if event.name in TERMINAL:
+                        return
                     following = asyncio.ensure_future(anext(iterator))
-                elif stop.done():
+                elif not stop.done():
+                    yield b": ping\n\n"
+                if stop.done():  # asked last, for a source that never rests
                     ending = ClocheError("server.shutting_down", "the server is shutting down; connect again later")
                     yield self._on_error(ending).encode()
                     return
-                else:
-                    yield b": ping\n\n"
         finally:
             following.cancel()
             with contextlib.suppress(BaseException):
                 await following
+
+    def _result(self, following: asyncio.Future[SseEvent]) -> SseEvent | None:
+        """The next event, which is a terminal one when the source has failed; None at its end."""
+        try:
+            return following.result()
+        except StopAsyncIteration:
+            return None
+        except ClocheError as error:
+            return self._on_error(error)
+        except Exception as error:  # noqa: BLE001 - a stream without a terminal event is taken for a success
+            _log.exception("stream.crashed", error=repr(error))
+            return self._on_error(ClocheError("internal", "an internal error; the log of the server has more"))

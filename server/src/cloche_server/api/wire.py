@@ -18,12 +18,25 @@ from pydantic import (
 from cloche_server.core.command import OUTPUT_LIMIT, STDIN_LIMIT
 from cloche_server.core.expiry import MAX_TTL_SECONDS
 
+#: Permission bits in octal, as in the query of a write.
+MODE = r"^0?[0-7]{1,4}$"
+_NO_NUL = r"^[^\x00]*$"
+_NO_CONTROLS = r"^[^\x00-\x1f\x7f]*$"
+
 Text = Annotated[str, StringConstraints(strict=True)]
+#: Checked by hand, for a better sentence; this is for the document.
+Path = Annotated[Text, Field(json_schema_extra={"pattern": r"^/[^\x00]*$", "maxLength": 4095})]
+Argument = Annotated[Text, Field(json_schema_extra={"pattern": _NO_NUL})]
 ShortText = Annotated[str, StringConstraints(strict=True, max_length=256)]
+User = Annotated[str, StringConstraints(strict=True, max_length=256, pattern=_NO_CONTROLS)]
+Cwd = Annotated[str, StringConstraints(strict=True, max_length=4095, pattern=_NO_NUL)]
 MetadataKey = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=128)]
 MetadataValue = Annotated[str, StringConstraints(strict=True, max_length=4096)]
 Metadata = Annotated[dict[MetadataKey, MetadataValue], Field(max_length=64)]
-Env = Annotated[dict[Text, Text], Field(max_length=4096)]
+Env = Annotated[
+    dict[Text, Argument],
+    Field(max_length=4096, json_schema_extra={"propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_.-]*$"}}),
+]
 Ttl = Annotated[StrictInt, Field(ge=0, le=MAX_TTL_SECONDS)]
 Seconds = Annotated[float, Field(ge=0, le=31_536_000, allow_inf_nan=False, strict=True)]
 
@@ -31,7 +44,7 @@ Seconds = Annotated[float, Field(ge=0, le=31_536_000, allow_inf_nan=False, stric
 class Wire(BaseModel):
     """Unknown fields are ignored: older and newer clients send more than this server knows."""
 
-    model_config = ConfigDict(extra="ignore", populate_by_name=True)
+    model_config = ConfigDict(extra="ignore")
 
 
 # ------------------------------------------------------------------ requests
@@ -52,8 +65,10 @@ class CreateBody(Wire):
     persistent: StrictBool = Field(False, description="No TTL at all.")
     metadata: Metadata = Field(default_factory=dict, description="Labels. Keys `secret.*` are never shown again.")
     env: Env = Field(default_factory=dict, description="Environment of every command.")
-    cwd: Text | None = Field(None, description="Working directory of commands; absolute.")
-    user: ShortText | None = Field(None, description="User of commands: name, number, `name:group` or `uid:gid`.")
+    cwd: Cwd | None = Field(
+        None, description="Working directory of commands; absolute.", json_schema_extra={"pattern": "^/"}
+    )
+    user: User | None = Field(None, description="User of commands: name, number, `name:group` or `uid:gid`.")
     volumes: list[Any] | None = Field(None, description="Not available in this release: a non-empty list answers 501.")
     minimum_boundary: Literal["any", "microvm", "microvm-kvm"] = Field(
         "any", description="Refuse to create with a weaker isolation than this."
@@ -61,11 +76,11 @@ class CreateBody(Wire):
 
 
 class ExecBody(Wire):
-    cmd: Text | list[Text] | None = Field(None, description="A string for the login shell, or an argv list.")
-    argv: list[Text] | None = Field(None, description="Program and arguments, no shell.")
-    env: Env = Field(default_factory=dict)
-    cwd: Text | None = None
-    user: ShortText | None = None
+    cmd: Argument | list[Argument] | None = Field(None, description="A string for the login shell, or an argv list.")
+    argv: list[Argument] | None = Field(None, description="Program and arguments, no shell.")
+    env: Env = Field(default_factory=dict, description="Laid over the environment of the sandbox.")
+    cwd: Cwd | None = Field(None, description="Absolute; default: the sandbox's.", json_schema_extra={"pattern": "^/"})
+    user: User | None = Field(None, description="Name, number, `name:group` or `uid:gid`; default: the sandbox's.")
     stdin: Annotated[str, StringConstraints(strict=True, max_length=STDIN_LIMIT)] | None = Field(
         None,
         description="Input; without it the command sees end of file. With `stdin_base64` true it is base64.",
@@ -76,10 +91,14 @@ class ExecBody(Wire):
     max_output_bytes: Annotated[StrictInt, Field(ge=1024, le=OUTPUT_LIMIT)] = Field(
         OUTPUT_LIMIT, description="Kept of each stream: head and tail."
     )
-    on_output_limit: Literal["truncate", "kill"] = "truncate"
+    on_output_limit: Literal["truncate", "kill"] = Field(
+        "truncate", description="`kill` ends the command with the reason `output_limit`."
+    )
     detach: StrictBool = Field(False, description="A hang-up leaves the command running.")
     background: StrictBool = Field(False, description="Answer 202 at once; implies `detach`.")
-    exec_id: Annotated[str, StringConstraints(strict=True, pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")] | None = None
+    exec_id: Annotated[str, StringConstraints(strict=True, pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")] | None = Field(
+        None, description="Chosen by the caller; one that is in use answers 409."
+    )
     keepalive: StrictBool = Field(False, description="Start the answer with white space when the command takes long.")
 
     @model_validator(mode="after")
@@ -109,17 +128,17 @@ class SandboxPatch(Wire):
 
 
 class MkdirBody(Wire):
-    path: Text
-    mode: Annotated[str, StringConstraints(strict=True, pattern=r"^[0-7]{1,4}$")] | None = None
-    parents: StrictBool = True
-    user: ShortText | None = None
+    path: Path = Field(description="Absolute.")
+    mode: Annotated[str, StringConstraints(strict=True, pattern=MODE)] | None = Field(None, description="Octal.")
+    parents: StrictBool = Field(True, description="Make missing parents; an existing directory is no error then.")
+    user: User | None = Field(None, description="Whose rights apply.")
 
 
 class MoveBody(Wire):
-    source: Text = Field(validation_alias=AliasChoices("from", "source"), serialization_alias="from")
-    to: Text
-    overwrite: StrictBool = False
-    user: ShortText | None = None
+    source: Path = Field(validation_alias="from", serialization_alias="from", description="Absolute.")
+    to: Path = Field(description="Absolute; the new name itself, never a directory to move into.")
+    overwrite: StrictBool = Field(False, description="Replace what is there.")
+    user: User | None = Field(None, description="Whose rights apply.")
 
 
 # ------------------------------------------------------------------ answers (for the OpenAPI document)
@@ -133,6 +152,7 @@ class ErrorAnswer(BaseModel):
     details: dict[str, Any]
     action: str | None = Field(None, description="What to do about it.")
     detail: str | None = Field(None, description="Only with 401: why.")
+    timeout_seconds: float | None = Field(None, description="Only with `exec.timeout`: the timeout that was in force.")
 
 
 class IsolationAnswer(BaseModel):
@@ -211,6 +231,35 @@ class ExecAnswer(BaseModel):
     stderr_dropped_bytes: int
     stdout_head_bytes: int | None = None
     stderr_head_bytes: int | None = None
+
+
+class OutputEvent(BaseModel):
+    """`stdout` and `stderr`. The `id:` of the event is the output offset to go on from."""
+
+    chunk: str = Field(description="Text that is never cut within a character; base64 when that was asked for.")
+    encoding: Literal["base64"] | None = Field(None, description="Only when that was asked for.")
+
+
+class GapEvent(BaseModel):
+    """`gap`: output that is not kept any more."""
+
+    bytes: int
+    stream: Literal["stdout", "stderr", "both"]
+
+
+class ExitEvent(BaseModel):
+    """`exit`: the command has ended. A timeout is an `error` event instead."""
+
+    exit_code: int
+    duration_ms: int
+    termination: ExecTermination
+    exec_id: str
+
+
+class LineEvent(BaseModel):
+    """`line`: a line of the console."""
+
+    line: str
 
 
 class ExecStarted(BaseModel):

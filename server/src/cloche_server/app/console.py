@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,21 +26,21 @@ class Consoles:
         """The log, or its last `tail` lines, as text."""
         entry = await self._access.find(workspace, sandbox_id)
         data = await asyncio.to_thread(_read, self._root / entry.record.id / "console.log", None)
-        text = data[1].decode("utf-8", "replace").replace("\r\n", "\n")
-        if tail is None:
-            return text
-        lines = text.splitlines(keepends=True)
-        return "".join(lines[-tail:]) if tail > 0 else ""
+        return _last_lines(data[1], tail).decode("utf-8", "replace").replace("\r\n", "\n")
 
-    async def follow(self, workspace: str, sandbox_id: str) -> AsyncIterator[str]:
-        """Lines from a little before now on, until the sandbox ends."""
+    async def follow(self, workspace: str, sandbox_id: str, tail: int | None = None) -> AsyncIterator[str]:
+        """Lines from a little before now on (or the last `tail` of them), until the sandbox ends."""
         entry = await self._access.find(workspace, sandbox_id)
         path = self._root / entry.record.id / "console.log"
-        return self._lines(path, entry.ended)
+        return self._lines(path, entry.ended, tail)
 
-    async def _lines(self, path: Path, ended: asyncio.Event) -> AsyncIterator[str]:
-        size = await asyncio.to_thread(_size, path)
-        position, pending = max(0, size - REPLAY_BYTES), b""
+    async def _lines(self, path: Path, ended: asyncio.Event, tail: int | None) -> AsyncIterator[str]:
+        position, pending = await asyncio.to_thread(_size, path), b""
+        if tail is None:
+            position = max(0, position - REPLAY_BYTES)
+        else:
+            position, data = await asyncio.to_thread(_read, path, None)
+            position -= len(_last_lines(data, tail))
         while True:
             over = ended.is_set()
             position, data = await asyncio.to_thread(_read, path, position)
@@ -56,6 +57,14 @@ class Consoles:
                     await ended.wait()
             except TimeoutError:
                 pass
+
+
+def _last_lines(data: bytes, count: int | None) -> bytes:
+    """The last lines of `data`, or all; only a line feed ends a line, and the last may have none."""
+    if count is None:
+        return data
+    lines = re.findall(rb"[^\n]*\n|[^\n]+", data)
+    return b"".join(lines[-count:]) if count else b""
 
 
 def _size(path: Path) -> int:

@@ -264,7 +264,11 @@ def _with_losses(result: CommandResult, frame: Exit, out: OutputCollector, err: 
 
 def timed_out(command: Command, result: CommandResult) -> ClocheError:
     """The error for a command that ran into its timeout; the partial output is in its details."""
-    error = ClocheError("exec.timeout", f"the command ran into its timeout of {command.timeout:g} s and was killed")
+    error = ClocheError(
+        "exec.timeout",
+        f"the command ran into its timeout of {command.timeout:g} s and was killed",
+        details={"timeout_seconds": command.timeout},
+    )
     return _with_result(error, result)
 
 

@@ -30,6 +30,7 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     # the request itself
     "request.invalid": ErrorSpec("a field of the request is missing or wrong"),
     "request.too_large": ErrorSpec("the request body is larger than the server accepts"),
+    "request.headers_too_large": ErrorSpec("the request line and headers are larger than the server accepts"),
     "request.not_found": ErrorSpec("there is no such route"),
     "request.method_not_allowed": ErrorSpec("the route does not know this method"),
     "request.idempotency_conflict": ErrorSpec(

@@ -13,7 +13,8 @@ from .fields import parse_json
 from .h2link import Link, Response
 
 CALL_SECONDS: Final = 30.0
-ANSWER_MAX: Final = 4 * 1024 * 1024
+ANSWER_MAX: Final = 256 * 1024
+"""Bytes of an ordinary JSON answer; decoding more would hold up the event loop, honest ones have far less."""
 _ERROR_MAX: Final = 64 * 1024
 _JSON_TYPE: Final = (("content-type", "application/json"),)
 
@@ -62,21 +63,30 @@ class Caller:
                 if self._attempts != seen:
                     # Those who waited for an attempt share its failure; else each would wait for its own.
                     raise LinkLost("an attempt to connect has just failed", not_run=True)
-                try:
-                    self._link = await Link.connect(self._path, timeout=seconds)
-                except LinkLost:
-                    self._attempts += 1
-                    raise
-                return self._link
+                return await self._make(seconds)
         except TimeoutError:
             raise LinkLost(f"it did not answer within {seconds:g} seconds", not_run=True) from None
 
+    async def _make(self, seconds: float) -> Link:
+        try:
+            link = await Link.connect(self._path, timeout=seconds)
+        except LinkLost:
+            self._attempts += 1
+            raise
+        if self._closed:
+            await link.aclose()
+            raise LinkLost("the client was closed", not_run=True)
+        self._link = link
+        return link
+
     async def aclose(self) -> None:
-        """End the link; calls under way fail with LinkLost and later ones too. May be called twice."""
+        """End the link; calls under way fail with LinkLost and later ones too. May be called twice.
+
+        An attempt to connect that is under way is left to its caller and comes to nothing.
+        """
         self._closed = True
-        async with self._lock:
-            if self._link is not None:
-                await self._link.aclose()
+        if self._link is not None:
+            await self._link.aclose()
 
     async def open(
         self,

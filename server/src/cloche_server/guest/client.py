@@ -20,6 +20,7 @@ from .types import AgentInfo, ExecInfo, ExecRequest, RenewRequest, RenewResult, 
 __all__ = ["GuestClient"]
 
 _MACHINE: Final = CallContext("machine")
+_EXECS_BYTES: Final = 4 * 1024 * 1024
 _EXEC_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
 
 
@@ -132,7 +133,8 @@ class GuestClient(FileCalls):
 
     async def execs(self, *, timeout: float = CALL_SECONDS) -> list[ExecInfo]:
         """Running commands of both kinds, and detached ones that have ended and are still known."""
-        answer = await self._caller.call("GET", "/v1/exec", CallContext("exec"), timeout=timeout)
+        ctx = CallContext("exec")
+        answer = await self._caller.call("GET", "/v1/exec", ctx, timeout=timeout, limit=_EXECS_BYTES)
         return decode.exec_list(answer)
 
     async def exec_info(self, exec_id: str, *, timeout: float = CALL_SECONDS) -> ExecInfo:

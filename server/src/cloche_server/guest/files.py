@@ -14,7 +14,8 @@ from .streams import IDLE_SECONDS, FileBody
 from .types import DirListing, Entry, WriteResult
 
 _PATH_MAX: Final = 4095
-_PAGE: Final = 2000
+_PAGE: Final = 1000
+_PAGE_BYTES: Final = 8 * 1024 * 1024
 _LIST_MAX: Final = 10_000
 
 Query = list[tuple[str, str]]
@@ -164,10 +165,8 @@ class FileCalls:
         if after is not None:
             query.append(("after", _base64url(after)))
         # Room for names of 255 bytes that JSON has to escape, in `name` and in `path`.
-        room = 65536 + limit * (4096 + 6 * len(path))
-        answer = await self._caller.call(
-            "GET", "/v1/dir", ctx, query=query, timeout=timeout, limit=min(room, 16 * 1024 * 1024)
-        )
+        room = min(_PAGE_BYTES, 65536 + limit * (3600 + 6 * len(path)))
+        answer = await self._caller.call("GET", "/v1/dir", ctx, query=query, timeout=timeout, limit=room)
         return decode.dir_listing(answer, limit)
 
     async def stat(

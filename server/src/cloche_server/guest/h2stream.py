@@ -180,14 +180,17 @@ class Stream:
         finally:
             timer.cancel()
 
-    async def wait(self, seconds: float | None, what: str) -> None:
-        """Until the link has something for the reader. Raises LinkTimeout after `seconds`."""
+    async def wait(self, seconds: float | None, what: str, *, of: float | None = None) -> None:
+        """Until the link has something for the reader. Raises LinkTimeout after `seconds`.
+
+        `what` (the agent failed to do) and `of` (seconds, when these are the rest of more) word the error.
+        """
         self._reader = self._carrier.loop.create_future()
         try:
             await self._timed(self._reader, seconds)
         except TimeoutError:
             self._carrier.suspect()
-            raise LinkTimeout(what, seconds or 0.0) from None
+            raise LinkTimeout(what, of or seconds or 0.0) from None
         finally:
             self._reader = None
 
@@ -197,7 +200,8 @@ class Stream:
         while self.status == 0:
             if self.error is not None:
                 raise self.error
-            await self.wait(max(0.0, deadline - self._carrier.loop.time()), "did not answer")
+            left = max(0.0, deadline - self._carrier.loop.time())
+            await self.wait(left, "did not answer", of=seconds)
 
     def read_chunk(self) -> bytes:
         """Take buffered bytes out and give the agent credit for as many."""

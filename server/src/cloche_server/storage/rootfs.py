@@ -284,6 +284,8 @@ def _configure(tree: Path, source: Source) -> None:
         "fstab": "/dev/vda / ext4 defaults 0 1\n",
         "resolv.conf": "",
         "apt/sources.list": "".join(f"{line}\n" for line in sources),
+        # A sandbox is one program's own machine: `pip install` may do there what it does in a container.
+        "pip.conf": "[global]\nbreak-system-packages = true\nroot-user-action = ignore\n",
         "apt/apt.conf.d/99cloche": 'Acquire::Languages "none";\nAPT::Install-Recommends "false";\n',
     }
     for name, text in content.items():

@@ -12,13 +12,23 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from cloche_server.api import present
-from cloche_server.api.context import ServicesDep, Workspace, body_schema
-from cloche_server.api.docs import answers
+from cloche_server.api.context import ExecId, SandboxId, ServicesDep, Workspace
+from cloche_server.api.docs import answers, header, json_body, sse
 from cloche_server.api.errors import error_body, result_fields
 from cloche_server.api.keepalive import KeepaliveResponse
 from cloche_server.api.respond import big_json_response, json_response, read_model, while_connected
 from cloche_server.api.sse import SseEvent, SseResponse
-from cloche_server.api.wire import ExecAnswer, ExecBody, ExecInfoAnswer, ExecListAnswer, ExecStarted
+from cloche_server.api.wire import (
+    ErrorAnswer,
+    ExecAnswer,
+    ExecBody,
+    ExecInfoAnswer,
+    ExecListAnswer,
+    ExecStarted,
+    ExitEvent,
+    GapEvent,
+    OutputEvent,
+)
 from cloche_server.app.exec import ExecStream, StreamChunk, StreamGap
 from cloche_server.core.command import Command
 from cloche_server.core.errors import ClocheError
@@ -32,13 +42,12 @@ BODY_LIMIT = 16 * 1024 * 1024
 #: These clients give up after 30 s without a byte, and can't be told to wait; white space keeps them.
 KEEPALIVE_AGENTS = ("pandastack-py/",)
 
-_EXEC_HEADERS = {"X-Exec-Id": {"description": "Id of the command", "schema": {"type": "string"}}}
-_SSE = {
-    "description": "Server-sent events: `stdout` and `stderr` with `chunk`, `gap` with `bytes`, "
-    "then exactly one `exit` or `error`",
-    "content": {"text/event-stream": {"schema": {"type": "string"}}},
-    "headers": _EXEC_HEADERS,
-}
+_EXEC_HEADERS = {"X-Exec-Id": header("Id of the command")}
+_SSE = sse(
+    "Events as the command runs: output, then exactly one `exit` or `error`",
+    {"stdout": OutputEvent, "stderr": OutputEvent, "gap": GapEvent, "exit": ExitEvent, "error": ErrorAnswer},
+    _EXEC_HEADERS,
+)
 Encoding = Annotated[str, Query(pattern="^(utf-8|base64)$", description="`utf-8` or `base64`.")]
 
 
@@ -86,12 +95,10 @@ def _command(body: ExecBody, settings: Settings) -> Command:
         },
         **answers(400, 404, 409, 413, 500, 502, 504, 507),
     },
-    openapi_extra=body_schema(ExecBody),
+    openapi_extra=json_body(ExecBody),
     summary="Run a command",
 )
-async def run(
-    sandbox_id: str, request: Request, services: ServicesDep, workspace: Workspace
-) -> Response:
+async def run(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
     """Non-zero exit codes are 200. A timeout is 504 with the partial output in `details`; a client that hangs up
     cancels its command unless `detach`."""
     body = await read_model(request, ExecBody, BODY_LIMIT)
@@ -110,11 +117,11 @@ async def run(
 @router.post(
     "/sandboxes/{sandbox_id}/exec/stream",
     responses={200: _SSE, **answers(400, 404, 409, 413, 500, 502, 507)},
-    openapi_extra=body_schema(ExecBody),
+    openapi_extra=json_body(ExecBody),
     response_class=Response,
     summary="Run a command and stream its output",
 )
-async def stream(sandbox_id: str, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+async def stream(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
     body = await read_model(request, ExecBody, BODY_LIMIT)
     command = _command(body, services.settings)
     running = await while_connected(request, services.execs.stream(workspace, sandbox_id, command))
@@ -188,7 +195,7 @@ async def _events(
     responses=answers(404, 409, 502, 507),
     summary="Running commands, and finished detached ones",
 )
-async def list_execs(sandbox_id: str, services: ServicesDep, workspace: Workspace) -> Response:
+async def list_execs(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
     found = await services.execs.list(workspace, sandbox_id)
     return json_response({"execs": [present.exec_info(info, None) for info in found]})
 
@@ -200,7 +207,7 @@ async def list_execs(sandbox_id: str, services: ServicesDep, workspace: Workspac
     summary="One command, with its recorded output when it was detached and has ended",
 )
 async def get_exec(
-    sandbox_id: str, exec_id: str, services: ServicesDep, workspace: Workspace, encoding: Encoding = "utf-8"
+    sandbox_id: SandboxId, exec_id: ExecId, services: ServicesDep, workspace: Workspace, encoding: Encoding = "utf-8"
 ) -> Response:
     info, result = await services.execs.get(workspace, sandbox_id, exec_id, encoding)
     return await big_json_response(present.exec_info(info, result))
@@ -213,8 +220,8 @@ async def get_exec(
     summary="Follow a detached command from an output offset",
 )
 async def attach(
-    sandbox_id: str,
-    exec_id: str,
+    sandbox_id: SandboxId,
+    exec_id: ExecId,
     request: Request,
     services: ServicesDep,
     workspace: Workspace,
@@ -236,6 +243,6 @@ async def attach(
     responses=answers(404, 409, 502, 507),
     summary="Kill a command and all its processes",
 )
-async def kill(sandbox_id: str, exec_id: str, services: ServicesDep, workspace: Workspace) -> Response:
+async def kill(sandbox_id: SandboxId, exec_id: ExecId, services: ServicesDep, workspace: Workspace) -> Response:
     await services.execs.kill(workspace, sandbox_id, exec_id)
     return Response(status_code=204)

@@ -15,18 +15,19 @@ from starlette.types import Receive, Scope, Send
 
 from cloche_server.api import present
 from cloche_server.api.context import (
-    PathB64Query,
-    PathQuery,
+    FlagQuery,
+    GuestDir,
+    GuestPath,
+    SandboxId,
     ServicesDep,
     UserQuery,
     Workspace,
-    body_schema,
     flag,
     guest_path,
 )
-from cloche_server.api.docs import answers
+from cloche_server.api.docs import answers, header, json_body
 from cloche_server.api.respond import ClientGone, big_json_response, json_response, read_model, wait_gone
-from cloche_server.api.wire import DirAnswer, FileEntry, MkdirBody, MoveBody, WriteAnswer
+from cloche_server.api.wire import MODE, DirAnswer, FileEntry, MkdirBody, MoveBody, WriteAnswer
 from cloche_server.app.files import OpenFile, WriteOptions
 from cloche_server.core.errors import ClocheError
 
@@ -34,6 +35,10 @@ router = APIRouter(tags=["files"])
 
 _GUEST = (400, 403, 404, 409, 500, 502, 507)
 _BYTES = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
+_FILE_HEADERS = {
+    "X-File-Mode": header("Permission bits, octal"),
+    "X-File-Mtime-Ns": header("Unix nanoseconds", "integer"),
+}
 
 
 class FileResponse(Response):
@@ -67,29 +72,24 @@ class FileResponse(Response):
 
 @router.get(
     "/sandboxes/{sandbox_id}/fs",
-    responses={200: {"description": "The bytes of the file", **_BYTES}, **answers(*_GUEST)},
+    responses={200: {"description": "The bytes of the file", "headers": _FILE_HEADERS, **_BYTES}, **answers(*_GUEST)},
     response_class=Response,
     summary="Read a file",
 )
 async def read(
-    sandbox_id: str,
+    sandbox_id: SandboxId,
     request: Request,
     services: ServicesDep,
     workspace: Workspace,
-    path: PathQuery = None,
-    path_b64: PathB64Query = None,
+    path: GuestPath,
     user: UserQuery = None,
 ) -> Response:
-    file = await services.files.read(workspace, sandbox_id, guest_path(path, path_b64), user)
+    file = await services.files.read(workspace, sandbox_id, path, user)
     return FileResponse(request, file)
 
 
 def _mode(mode: str | None) -> int | None:
-    if mode is None:
-        return None
-    if not 1 <= len(mode) <= 5 or any(c not in "01234567" for c in mode) or int(mode, 8) > 0o7777:
-        raise ClocheError("request.invalid", "mode must be octal, 0 to 7777", details={"field": "mode"})
-    return int(mode, 8)
+    return None if mode is None else int(mode, 8)
 
 
 @router.put(
@@ -100,28 +100,26 @@ def _mode(mode: str | None) -> int | None:
     summary="Write a file",
 )
 async def write(
-    sandbox_id: str,
+    sandbox_id: SandboxId,
     request: Request,
     services: ServicesDep,
     workspace: Workspace,
-    path: PathQuery = None,
-    path_b64: PathB64Query = None,
+    path: GuestPath,
     user: UserQuery = None,
-    mode: Annotated[str | None, Query(description="Octal; default: as it was, else 0644.")] = None,
+    mode: Annotated[str | None, Query(pattern=MODE, description="Octal; default: as it was, else 0644.")] = None,
     mtime: Annotated[float | None, Query(ge=0, le=9e9, allow_inf_nan=False, description="Unix seconds.")] = None,
-    append: Annotated[str | None, Query(description="1 or true: add to the end, in place.")] = None,
+    append: Annotated[FlagQuery, Query(description="Add to the end, in place.")] = None,
 ) -> Response:
     """Readers see the old or the new content. Missing parents are made. A body that breaks off changes nothing."""
     length = request.headers.get("content-length", "")
     options = WriteOptions(
         mode=_mode(mode),
         mtime_ns=None if mtime is None else round(mtime * 1_000_000_000),
-        append=flag(append, False, "append"),
+        append=flag(append, False),
         length=int(length) if length.isascii() and length.isdigit() and len(length) < 18 else None,
     )
-    target = guest_path(path, path_b64)
     try:
-        result = await services.files.write(workspace, sandbox_id, target, _body(request), options, user)
+        result = await services.files.write(workspace, sandbox_id, path, _body(request), options, user)
     except ClientDisconnect:
         raise ClientGone from None
     return json_response({"path": result.path, "bytes": result.bytes, "created": result.created})
@@ -135,21 +133,20 @@ async def _body(request: Request) -> AsyncIterator[bytes]:
 
 @router.delete("/sandboxes/{sandbox_id}/fs", status_code=204, responses=answers(*_GUEST), summary="Delete")
 async def delete(
-    sandbox_id: str,
+    sandbox_id: SandboxId,
     services: ServicesDep,
     workspace: Workspace,
-    path: PathQuery = None,
-    path_b64: PathB64Query = None,
+    path: GuestPath,
     user: UserQuery = None,
-    recursive: Annotated[str | None, Query(description="Default true: directories with all they hold.")] = None,
-    must_exist: Annotated[str | None, Query(description="1 or true: a missing path is 404.")] = None,
+    recursive: Annotated[FlagQuery, Query(description="Default true: directories with all they hold.")] = None,
+    must_exist: Annotated[FlagQuery, Query(description="A missing path is 404.")] = None,
 ) -> Response:
     await services.files.delete(
         workspace,
         sandbox_id,
-        guest_path(path, path_b64),
-        recursive=flag(recursive, True, "recursive"),
-        must_exist=flag(must_exist, False, "must_exist"),
+        path,
+        recursive=flag(recursive, True),
+        must_exist=flag(must_exist, False),
         user=user,
     )
     return Response(status_code=204)
@@ -162,11 +159,10 @@ async def delete(
     summary="List a directory",
 )
 async def list_dir(
-    sandbox_id: str,
+    sandbox_id: SandboxId,
     services: ServicesDep,
     workspace: Workspace,
-    path: PathQuery = None,
-    path_b64: PathB64Query = None,
+    path: GuestDir,
     user: UserQuery = None,
     limit: Annotated[int, Query(ge=1, le=10000)] = 10000,
     after: Annotated[str | None, Query(description="`next` of the page before.", max_length=1024)] = None,
@@ -175,11 +171,10 @@ async def list_dir(
     cursor = None
     if after is not None:
         try:
-            cursor = base64.urlsafe_b64decode(after + "=" * (-len(after) % 4))
+            cursor = base64.b64decode(after + "=" * (-len(after) % 4), altchars=b"-_", validate=True)
         except (binascii.Error, ValueError):
             raise ClocheError("request.invalid", "after is not a cursor", details={"field": "after"}) from None
-    target = guest_path(path, path_b64, "/")
-    found = await services.files.list(workspace, sandbox_id, target, limit=limit, after=cursor, user=user)
+    found = await services.files.list(workspace, sandbox_id, path, limit=limit, after=cursor, user=user)
     body = {
         "path": found.path,
         "entries": [present.file_entry(entry) for entry in found.entries],
@@ -192,17 +187,14 @@ async def list_dir(
 
 @router.get("/sandboxes/{sandbox_id}/fs/stat", response_model=FileEntry, responses=answers(*_GUEST), summary="Stat")
 async def stat(
-    sandbox_id: str,
+    sandbox_id: SandboxId,
     services: ServicesDep,
     workspace: Workspace,
-    path: PathQuery = None,
-    path_b64: PathB64Query = None,
+    path: GuestPath,
     user: UserQuery = None,
-    follow: Annotated[str | None, Query(description="1 or true: follow a link.")] = None,
+    follow: Annotated[FlagQuery, Query(description="Follow a link.")] = None,
 ) -> Response:
-    entry = await services.files.stat(
-        workspace, sandbox_id, guest_path(path, path_b64), follow=flag(follow, False, "follow"), user=user
-    )
+    entry = await services.files.stat(workspace, sandbox_id, path, follow=flag(follow, False), user=user)
     return json_response(present.file_entry(entry))
 
 
@@ -211,10 +203,10 @@ async def stat(
     status_code=201,
     response_model=FileEntry,
     responses=answers(*_GUEST, 413),
-    openapi_extra=body_schema(MkdirBody),
+    openapi_extra=json_body(MkdirBody),
     summary="Make a directory",
 )
-async def mkdir(sandbox_id: str, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+async def mkdir(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
     body = await read_model(request, MkdirBody)
     entry = await services.files.mkdir(
         workspace,
@@ -231,10 +223,10 @@ async def mkdir(sandbox_id: str, request: Request, services: ServicesDep, worksp
     "/sandboxes/{sandbox_id}/fs/move",
     response_model=FileEntry,
     responses=answers(*_GUEST, 413),
-    openapi_extra=body_schema(MoveBody),
+    openapi_extra=json_body(MoveBody),
     summary="Rename or move",
 )
-async def move(sandbox_id: str, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+async def move(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
     body = await read_model(request, MoveBody)
     entry = await services.files.move(
         workspace,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from cloche_server.api.context import ServicesDep, Workspace
+from cloche_server.api.context import SandboxId, ServicesDep, Workspace
 from cloche_server.api.docs import answers
 from cloche_server.core.errors import ClocheError
 
@@ -38,7 +38,7 @@ def _refuse(what: str) -> ClocheError:
 
 
 def _add_verb(verb: str) -> None:
-    async def endpoint(sandbox_id: str, services: ServicesDep, workspace: Workspace) -> Response:
+    async def endpoint(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
         await services.access.find(workspace, sandbox_id)
         raise _refuse(verb)
 

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from cloche_server.api import present
-from cloche_server.api.context import ServicesDep, Workspace, body_schema, flag
-from cloche_server.api.docs import answers
+from cloche_server.api.context import FlagQuery, SandboxId, ServicesDep, Workspace, flag
+from cloche_server.api.docs import answers, header, json_body, sse
 from cloche_server.api.errors import error_body
 from cloche_server.api.respond import json_response, parse_model, read_body, read_model, while_connected
 from cloche_server.api.sse import SseEvent, SseResponse
 from cloche_server.api.wire import (
     CreateBody,
+    ErrorAnswer,
     LifecycleAnswer,
     LifecycleBody,
+    LineEvent,
     SandboxAnswer,
     SandboxPatch,
     UsageAnswer,
@@ -29,6 +31,22 @@ from cloche_server.core.records import ExecDefaults
 from cloche_server.settings import Settings
 
 router = APIRouter(tags=["sandboxes"])
+
+_LOGS = sse("The console log: plain text, or events with `follow`", {"line": LineEvent, "error": ErrorAnswer})
+_LOGS["content"]["text/plain"] = {"schema": {"type": "string"}}
+#: `?metadata.<key>=<value>`, any number of times: an object whose names are those of the parameters.
+_METADATA_QUERY = {
+    "name": "metadata",
+    "in": "query",
+    "style": "form",
+    "explode": True,
+    "description": "Each as `metadata.<key>=<value>`: only sandboxes that carry all of these labels.",
+    "schema": {
+        "type": "object",
+        "propertyNames": {"pattern": r"^metadata\..+$"},
+        "additionalProperties": {"type": "string"},
+    },
+}
 
 
 def _check_ttl(ttl: int | None, settings: Settings) -> None:
@@ -74,8 +92,11 @@ def _create_request(body: CreateBody, workspace: str, settings: Settings) -> Cre
     "/sandboxes",
     status_code=201,
     response_model=SandboxAnswer,
-    responses=answers(400, 404, 409, 413, 422, 500, 501, 502, 503, 507),
-    openapi_extra=body_schema(CreateBody),
+    responses={
+        201: {"description": "The sandbox runs", "headers": {"Location": header("Path of the sandbox")}},
+        **answers(400, 404, 409, 413, 422, 500, 501, 502, 503, 507),
+    },
+    openapi_extra=json_body(CreateBody),
     summary="Create a sandbox",
 )
 async def create(
@@ -96,13 +117,16 @@ async def create(
     "/sandboxes",
     response_model=list[SandboxAnswer],
     responses=answers(400),
+    openapi_extra={"parameters": [_METADATA_QUERY]},
     summary="List sandboxes, oldest first",
 )
 async def list_sandboxes(
     request: Request,
     services: ServicesDep,
     workspace: Workspace,
-    status: Annotated[str | None, Query(description="Only this status.")] = None,
+    status: Annotated[
+        Literal["creating", "running", "failed"] | None, Query(description="Only sandboxes in this state.")
+    ] = None,
     limit: Annotated[int | None, Query(ge=1, le=10000)] = None,
     after: Annotated[str | None, Query(description="Only what follows this id.")] = None,
 ) -> Response:
@@ -128,7 +152,7 @@ async def list_sandboxes(
 
 
 @router.get("/sandboxes/{sandbox_id}", response_model=SandboxAnswer, responses=answers(404), summary="Get a sandbox")
-async def get(sandbox_id: str, services: ServicesDep, workspace: Workspace) -> Response:
+async def get(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
     return json_response(present.sandbox((await services.access.find(workspace, sandbox_id)).record))
 
 
@@ -136,10 +160,10 @@ async def get(sandbox_id: str, services: ServicesDep, workspace: Workspace) -> R
     "/sandboxes/{sandbox_id}",
     response_model=SandboxAnswer,
     responses=answers(400, 404, 413, 500),
-    openapi_extra=body_schema(SandboxPatch),
+    openapi_extra=json_body(SandboxPatch),
     summary="Change metadata or TTL",
 )
-async def patch(sandbox_id: str, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+async def patch(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
     body = await read_model(request, SandboxPatch)
     _check_ttl(body.ttl_seconds, services.settings)
     record = (await services.access.find(workspace, sandbox_id)).record
@@ -151,14 +175,14 @@ async def patch(sandbox_id: str, request: Request, services: ServicesDep, worksp
 
 
 @router.delete("/sandboxes/{sandbox_id}", status_code=204, responses=answers(404, 500), summary="Delete a sandbox")
-async def delete(sandbox_id: str, services: ServicesDep, workspace: Workspace) -> Response:
+async def delete(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
     """In any state. Nothing of it is left when the answer comes."""
     await services.lifecycle.delete(workspace, sandbox_id)
     return Response(status_code=204)
 
 
 @router.get("/sandboxes/{sandbox_id}/lifecycle", response_model=LifecycleAnswer, responses=answers(404), summary="TTL")
-async def get_lifecycle(sandbox_id: str, services: ServicesDep, workspace: Workspace) -> Response:
+async def get_lifecycle(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
     entry = await services.access.find(workspace, sandbox_id)
     return json_response(present.lifecycle(entry.record, services.access.idle_seconds(entry)))
 
@@ -167,10 +191,12 @@ async def get_lifecycle(sandbox_id: str, services: ServicesDep, workspace: Works
     "/sandboxes/{sandbox_id}/lifecycle",
     response_model=LifecycleAnswer,
     responses=answers(400, 404, 413, 500),
-    openapi_extra=body_schema(LifecycleBody),
+    openapi_extra=json_body(LifecycleBody),
     summary="Set the TTL, counted from now",
 )
-async def set_lifecycle(sandbox_id: str, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+async def set_lifecycle(
+    sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace
+) -> Response:
     body = await read_model(request, LifecycleBody)
     _check_ttl(body.ttl_seconds, services.settings)
     entry, record = await services.lifecycle.set_ttl(workspace, sandbox_id, body.ttl_seconds, body.persistent)
@@ -183,7 +209,7 @@ async def set_lifecycle(sandbox_id: str, request: Request, services: ServicesDep
     responses=answers(404, 409, 502, 507),
     summary="Load of the machine, as its guest tells",
 )
-async def usage(sandbox_id: str, services: ServicesDep, workspace: Workspace) -> Response:
+async def usage(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
     _, guest = await services.access.serving(workspace, sandbox_id)
     now = await guest.usage()
     return json_response({name: getattr(now, name) for name in UsageAnswer.model_fields})
@@ -191,28 +217,24 @@ async def usage(sandbox_id: str, services: ServicesDep, workspace: Workspace) ->
 
 @router.get(
     "/sandboxes/{sandbox_id}/logs",
-    responses={
-        200: {
-            "description": "The console log",
-            "content": {"text/plain": {"schema": {"type": "string"}}, "text/event-stream": {}},
-        },
-        **answers(400, 404),
-    },
+    responses={200: _LOGS, **answers(400, 404)},
     response_class=Response,
     summary="Console log",
 )
 async def logs(
-    sandbox_id: str,
+    sandbox_id: SandboxId,
     request: Request,
     services: ServicesDep,
     workspace: Workspace,
-    follow: Annotated[str | None, Query(description="1 or true: stream as server-sent events.")] = None,
+    follow: Annotated[FlagQuery, Query(description="Go on as server-sent events.")] = None,
     tail: Annotated[int | None, Query(ge=0, le=100000, description="Only the last lines.")] = None,
+    stream: Annotated[str | None, Query(description="Ignored: a console has one stream.", deprecated=True)] = None,
 ) -> Response:
-    if not flag(follow, False, "follow"):
+    """What the guest has written to its serial console; the output of commands does not go there."""
+    if not flag(follow, False):
         text = await services.consoles.read(workspace, sandbox_id, tail)
         return Response(text.encode("utf-8"), media_type="text/plain; charset=utf-8")
-    lines = await services.consoles.follow(workspace, sandbox_id)
+    lines = await services.consoles.follow(workspace, sandbox_id, tail)
 
     async def events() -> AsyncIterator[SseEvent]:
         async for line in lines:

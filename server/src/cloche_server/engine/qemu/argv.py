@@ -95,6 +95,7 @@ def _append(plan: VmPlan) -> str:
     assert plan.boot is not None
     words = ["console=ttyS0", "reboot=t", "panic=-1", "quiet", "random.trust_cpu=on"]
     if plan.accel == "tcg" and plan.boot.tsc_khz:
-        # On a busy host the kernel cannot calibrate its clock under emulation, and hangs.
-        words.append(f"tsc_early_khz={plan.boot.tsc_khz}")
+        # On a busy host the kernel cannot calibrate its clock under emulation, and hangs; nor may its
+        # watchdog judge the counter, or it falls back to jiffies: 250 interrupts a second, and time drifts.
+        words += [f"tsc_early_khz={plan.boot.tsc_khz}", "tsc=reliable"]
     return " ".join(words)

@@ -24,7 +24,7 @@ from cloche_server.host.watch import ProcessWatch
 
 NAME_PREFIX: Final = "cloche-"
 #: Changes when the command line changes in a way that makes older device state unreadable.
-MACHINE_REVISION: Final = 1
+MACHINE_REVISION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,204 @@
+"""The OpenAPI document: what FastAPI derives from the routes, made complete and true.
+
+What FastAPI cannot know is added here: request bodies (routes read them themselves), the limits of this
+server, events of streams, headers and refusals that every route has, and links between the calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+
+from cloche_server.api import wire
+from cloche_server.api.docs import error_answer, header
+from cloche_server.settings import Settings
+
+REQUESTS: Final[tuple[type[BaseModel], ...]] = (
+    wire.CreateBody,
+    wire.ExecBody,
+    wire.LifecycleBody,
+    wire.SandboxPatch,
+    wire.MkdirBody,
+    wire.MoveBody,
+)
+EVENTS: Final[tuple[type[BaseModel], ...]] = (
+    wire.OutputEvent,
+    wire.GapEvent,
+    wire.ExitEvent,
+    wire.LineEvent,
+    wire.ErrorAnswer,
+)
+_REF: Final = "#/components/schemas/{model}"
+#: Possible on every route, and on every route below `/v1`.
+_EVERYWHERE: Final = (405,)
+_BELOW_V1: Final = (401, 503)
+TAGS: Final = (
+    ("sandboxes", "Create, find, change and delete sandboxes."),
+    ("exec", "Run commands in a sandbox."),
+    ("files", "Read and write files in a sandbox."),
+    ("templates", "What sandboxes are made from."),
+    ("service", "The server itself."),
+    ("not in this release", "Existing clients call these; they answer 501."),
+)
+_LINKED: Final = (
+    "sandboxes_get",
+    "sandboxes_delete",
+    "sandboxes_patch",
+    "sandboxes_get_lifecycle",
+    "exec_run",
+    "exec_stream",
+    "files_read",
+    "files_write",
+)
+
+Schema = dict[str, Any]
+
+
+def operation_id(route: Any) -> str:
+    """`exec_run`: the tag and the name of the function."""
+    tag = "later" if route.tags[0] == "not in this release" else route.tags[0]
+    return f"{tag}_{route.name}"
+
+
+def build_document(app: FastAPI, settings: Settings) -> Schema:
+    """The document of this server."""
+    document = get_openapi(
+        title=app.title,
+        version=app.version,
+        description=app.description,
+        routes=app.routes,
+        openapi_version="3.1.0",
+        tags=[{"name": name, "description": text} for name, text in TAGS],
+        license_info={"name": "Apache 2.0", "identifier": "Apache-2.0"},
+        servers=[{"url": "/"}],
+    )
+    components = document["components"]
+    components["securitySchemes"] = {
+        "token": {"type": "http", "scheme": "bearer", "description": "`pds_` and 32 hex digits."}
+    }
+    schemas = components["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    for model in (*REQUESTS, *EVENTS):
+        schemas[model.__name__] = model.model_json_schema(mode="validation", ref_template=_REF)
+        schemas.update(schemas[model.__name__].pop("$defs", {}))
+    _finish_requests(schemas, settings)
+    _drop_titles(schemas)
+    for path, operation in _operations(document):
+        _finish_operation(path, operation)
+    _add_links(document)
+    return document
+
+
+def _operations(document: Schema) -> Iterator[tuple[str, Schema]]:
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            yield path, operation
+
+
+# ------------------------------------------------------------------ requests
+
+
+def _finish_requests(schemas: Schema, settings: Settings) -> None:
+    create = schemas["CreateBody"]["properties"]
+    _limit(create["cpus"], settings.max_cpus)
+    _limit(create["memory_mb"], settings.max_memory_mb)
+    _limit(create["disk_mb"], settings.max_disk_mb)
+    _limit(create["disk_gb"], settings.max_disk_mb // 1024)
+    for alias in ("cpu", "vcpus"):
+        create[alias] = {**create["cpus"], "description": "The same as `cpus`.", "deprecated": True}
+    _limit(schemas["ExecBody"]["properties"]["timeout_seconds"], settings.exec_max_timeout)
+    schemas["ExecBody"]["oneOf"] = [
+        {"required": [one], "properties": {one: {"not": {"type": "null"}}, other: {"type": "null"}}}
+        for one, other in (("cmd", "argv"), ("argv", "cmd"))
+    ]
+    for model in REQUESTS:
+        schema = schemas[model.__name__]
+        required = schema.get("required", [])
+        for name, field in schema["properties"].items():
+            if name not in required:
+                schema["properties"][name] = _nullable(field)
+
+
+def _limit(field: Schema, maximum: float) -> None:
+    for part in (field, *field.get("anyOf", [])):
+        if part.get("type") in {"integer", "number"}:
+            part["maximum"] = maximum
+
+
+def _nullable(field: Schema) -> Schema:
+    """Null is the same as an absent field."""
+    if {"type": "null"} in field.get("anyOf", []):
+        return field
+    about = {key: field.pop(key) for key in ("description", "default", "title", "deprecated") if key in field}
+    return {"anyOf": [field, {"type": "null"}], **about}
+
+
+def _drop_titles(node: Any) -> None:
+    """Pydantic repeats every name as a title."""
+    if isinstance(node, dict):
+        if isinstance(node.get("title"), str):
+            del node["title"]
+        for value in node.values():
+            _drop_titles(value)
+    elif isinstance(node, list):
+        for value in node:
+            _drop_titles(value)
+
+
+# ------------------------------------------------------------------ operations
+
+
+def _finish_operation(path: str, operation: Schema) -> None:
+    responses = operation["responses"]
+    if "ErrorAnswer" not in str(responses.get("422")):
+        responses.pop("422", None)  # FastAPI's own; a request that is not valid is 400 here
+    below = path.startswith("/v1")
+    wanted = [*_EVERYWHERE, *(_BELOW_V1 if below else ())]
+    if _can_be_invalid(operation):
+        wanted.append(400)
+    for status in wanted:
+        responses.setdefault(str(status), _error_response(status))
+    if below:
+        operation["security"] = [{"token": []}]
+    for parameter in operation.get("parameters", []):
+        parameter["schema"] = _without_null(parameter["schema"])
+        _drop_titles(parameter["schema"])
+    for response in responses.values():
+        _drop_titles(response)
+        response["headers"] = {"X-Request-Id": header("As sent, or made"), **response.get("headers", {})}
+    operation["responses"] = dict(sorted(responses.items()))
+
+
+def _can_be_invalid(operation: Schema) -> bool:
+    return "requestBody" in operation or any(p["in"] in {"query", "header"} for p in operation.get("parameters", []))
+
+
+def _without_null(schema: Schema) -> Schema:
+    """A query parameter that may be left out is never null."""
+    kinds = [part for part in schema.get("anyOf", []) if part != {"type": "null"}]
+    if len(kinds) != 1 or len(kinds) == len(schema["anyOf"]):
+        return schema
+    rest = {key: value for key, value in schema.items() if key not in {"anyOf", "title", "description"}}
+    return {**kinds[0], **rest}
+
+
+def _error_response(status: int) -> Schema:
+    answer = error_answer(status)
+    del answer["model"]
+    return {**answer, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}}
+
+
+def _add_links(document: Schema) -> None:
+    """From the answer of a create to what can be done with the sandbox."""
+    known = {operation["operationId"] for _, operation in _operations(document)}
+    created = document["paths"]["/v1/sandboxes"]["post"]["responses"]["201"]
+    created["links"] = {
+        name: {"operationId": name, "parameters": {"sandbox_id": "$response.body#/id"}}
+        for name in _LINKED
+        if name in known
+    }
