@@ -1,0 +1,1 @@
+"""What the tests on real machines share: a real server, a client for it, sandboxes, leak checks, fixtures."""

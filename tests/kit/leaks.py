@@ -1,0 +1,55 @@
+"""Whether a data directory holds exactly what the API of its server knows."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kit import procs
+from kit.server import Server
+
+
+def settled(check: Callable[[], list[str]], seconds: float) -> list[str]:
+    """What `check` still complains about after at most `seconds`."""
+    deadline = time.monotonic() + seconds
+    while (problems := check()) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return problems
+
+
+def unknown_to_api(server: Server, seconds: float = 30.0) -> list[str]:
+    """Directories, processes and sockets that belong to no listed sandbox and to no pool."""
+    return settled(lambda: _compare(server), seconds)
+
+
+def _compare(server: Server) -> list[str]:
+    before = server.api.metrics()
+    listed = {item["id"]: item["status"] for item in server.api.list()}
+    directories, machines = server.directories(), set(server.machines())
+    sockets = {Path(path).parent.name for path in procs.unix_sockets(server.data / "sandboxes")}
+    pooled = sum(v for k, v in before.items() if k.startswith("cloche_pool_machines{"))
+    running = {sandbox_id for sandbox_id, status in listed.items() if status == "running"}
+    problems = [f"sandbox {i} is listed, and has no directory" for i in running - directories]
+    problems += [f"sandbox {i} is listed, and has no process" for i in running - machines]
+    for what, found in (("directories", directories), ("processes", machines), ("socket owners", sockets)):
+        extra = found - set(listed)
+        if len(extra) != pooled:
+            problems.append(f"{what} of no sandbox: {sorted(extra)}, while the pools hold {pooled:g}")
+    for state in ("creating", "deleting"):
+        if before.get(f'cloche_sandboxes{{status="{state}"}}'):
+            problems.append(f"a sandbox is still {state}")
+    return problems
+
+
+def left_after_end(data: Path, seconds: float = 10.0) -> list[str]:
+    """What is left of a server that was stopped together with its sandboxes."""
+
+    def check() -> list[str]:
+        problems = [f"process {p.pid} {p.cmdline[:120]!r}" for p in procs.below(data)]
+        problems += [f"socket {path}" for path in procs.unix_sockets(data)]
+        problems += [f"mount {path}" for path in procs.mounts(data)]
+        problems += [f"staging directory {path}" for path in data.glob("*/.staging-*")]
+        return problems
+
+    return settled(check, seconds)

@@ -1,0 +1,174 @@
+"""Fixtures of the tests on real machines, and what a failure of one of them shows."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit import data as test_data
+from kit import leaks
+from kit.client import Api, Box
+from kit.server import Server
+
+#: Every server that lives now, for reports and for the very end.
+_SERVERS: list[Server] = []
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """SIGTERM ends a run like Ctrl-C does: fixtures are torn down."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    while _SERVERS:
+        _SERVERS.pop().close()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All that lies in `tests/vm` boots machines."""
+    here = Path(__file__).resolve().parents[1] / "vm"
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.vm)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed and item.get_closest_marker("vm"):
+        for server in _SERVERS:
+            report.sections.append((f"server log {server.data}", server.log_tail()))
+            shown = [box.id for box in _boxes_of(item) if box.id in server.directories()]
+            for sandbox_id in shown:
+                report.sections.append((f"sandbox {sandbox_id}", server.machine_report(sandbox_id)))
+    return report
+
+
+def _boxes_of(item: pytest.Item) -> list[Box]:
+    values: list[Any] = list(getattr(item, "funcargs", {}).values())
+    boxes = {value.id: value for value in values if isinstance(value, Box)}
+    for value in values:
+        if isinstance(value, Server):
+            value = value.api
+        if isinstance(value, Api):
+            boxes.update(value.made)
+    return list(boxes.values())
+
+
+# ------------------------------------------------------------------ servers
+
+
+@pytest.fixture(scope="session")
+def baked() -> Path:
+    """The base data directory; a test that needs it fails when nothing is baked there."""
+    base = test_data.base_data()
+    if not test_data.is_baked(base):
+        pytest.fail(test_data.not_baked(base), pytrace=False)
+    test_data.sweep()
+    return base
+
+
+def _open(server: Server) -> Server:
+    _SERVERS.append(server)
+    server.start()
+    return server
+
+
+def _close(server: Server) -> None:
+    if server in _SERVERS:
+        _SERVERS.remove(server)
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def server(baked: Path) -> Iterator[Server]:
+    """One server for most tests. At the end it must hold what its API knows, and leave nothing behind."""
+    made = Server.make(baked)
+    try:
+        _open(made)
+        yield made
+        _check_leaks(made)
+    finally:
+        _close(made)
+
+
+def _check_leaks(server: Server) -> None:
+    assert server.running, f"the server did not live to the end:\n{server.log_tail()}"
+    log = server.log.read_text("utf-8", "replace")
+    crashed = [line for line in log.splitlines() if "request.crashed" in line or "Traceback" in line]
+    assert not crashed, f"the server has logged crashes: {crashed[:5]}\n{server.log_tail()}"
+    problems = leaks.unknown_to_api(server)
+    assert not problems, f"leaks while the server runs: {problems}"
+    server.stop(sandboxes=True)
+    problems = leaks.left_after_end(server.data)
+    assert not problems, f"left behind by `stop --sandboxes`: {problems}"
+
+
+@pytest.fixture
+def new_server(baked: Path) -> Iterator[Callable[..., Server]]:
+    """Makes started servers with settings of their own, for tests that kill them. All end with the test."""
+    made: list[Server] = []
+
+    def make(*, start: bool = True, **settings: object) -> Server:
+        server = Server.make(baked, **settings)
+        made.append(server)
+        _SERVERS.append(server)
+        if start:
+            server.start()
+        return server
+
+    yield make
+    for server in made:
+        _close(server)
+
+
+@pytest.fixture(scope="session")
+def api(server: Server) -> Api:
+    return server.api
+
+
+# ------------------------------------------------------------------ sandboxes
+
+
+@pytest.fixture
+def create(api: Api) -> Iterator[Callable[..., Box]]:
+    """Makes sandboxes that are deleted after the test."""
+    made: list[Box] = []
+
+    def make(**body: Any) -> Box:
+        made.append(api.create(**body))
+        return made[-1]
+
+    yield make
+    for box in made:
+        _delete(box)
+
+
+@pytest.fixture
+def sandbox(create: Callable[..., Box]) -> Box:
+    """A fresh sandbox for one test."""
+    return create()
+
+
+@pytest.fixture(scope="module")
+def shared(api: Api) -> Iterator[Box]:
+    """One sandbox for all tests of a module that do not disturb each other."""
+    box = api.create()
+    yield box
+    _delete(box)
+
+
+def _delete(box: Box) -> None:
+    response = box.api.request("DELETE", box.path)
+    assert response.status_code in {204, 404}, response.text
+    box.api.made.pop(box.id, None)
