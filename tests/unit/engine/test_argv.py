@@ -1,0 +1,64 @@
+"""The command line of QEMU, golden: what a machine is made of is decided here and nowhere else.
+
+`pytest --update-golden` rewrites the files; the review reads the difference.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cloche_server.engine.qemu.argv import ColdBoot, VmPlan, build_argv
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def plan(**changes: object) -> VmPlan:
+    values: dict[str, object] = {
+        "binary": "/usr/bin/qemu-system-x86_64",
+        "name": "cloche-abc",
+        "accel": "tcg",
+        "cpus": 1,
+        "memory_mb": 256,
+        "memory": Path("/data/templates/t/mem"),
+        "disk": Path("overlay.qcow2"),
+        "tcg_buffer_mb": 64,
+        "qmp_fd": 5,
+        "agent_fd": 6,
+        **changes,
+    }
+    return VmPlan(**values)  # type: ignore[arg-type]
+
+
+BOOT = ColdBoot(Path("/data/kernels/k/vmlinuz"), Path("/data/kernels/k/initrd"), 2445405)
+PLANS = {
+    "clone-tcg": plan(),
+    "clone-kvm": plan(accel="kvm"),
+    "clone-tcg-2cpu": plan(cpus=2, memory_mb=1024),
+    "bake-tcg": plan(boot=BOOT),
+    "bake-kvm": plan(boot=BOOT, accel="kvm"),
+}
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
+def test_golden(name: str, request: pytest.FixtureRequest) -> None:
+    text = "\n".join(build_argv(PLANS[name])) + "\n"
+    path = GOLDEN / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    assert text == path.read_text()
+
+
+def test_a_clone_cannot_write_what_others_share() -> None:
+    memory = next(word for word in build_argv(plan()) if word.startswith("memory-backend-file"))
+    assert "share=off,readonly=on" in memory
+
+
+def test_there_is_no_network_device_and_no_way_to_start_programs() -> None:
+    for wanted in PLANS.values():
+        words = build_argv(wanted)
+        assert not any("net" in word.split(",")[0] for word in words if not word.startswith("/"))
+        assert any("spawn=deny" in word for word in words)
+        assert "-nodefaults" in words
