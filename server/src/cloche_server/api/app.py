@@ -30,6 +30,7 @@ Errors are JSON: `error` is one sentence, `code` is stable, `retryable` says whe
 sent again, `details` is data. Unknown fields in requests are ignored."""
 
 
+_METHODS: Final = ("DELETE", "GET", "PATCH", "POST", "PUT")
 #: What FastAPI puts before the name of a field.
 _PLACES: Final = frozenset({"body", "query", "path", "header"})
 
@@ -64,9 +65,12 @@ def build_app(services: Services) -> ASGIApp:
 
 
 def _methods_at(app: FastAPI, scope: Scope) -> list[str]:
-    """All methods of a path: Starlette knows those of the first route only."""
-    matching = (route for route in app.routes if route.matches(scope)[0] is not Match.NONE)
-    return sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
+    """All methods of a path: Starlette tells those of the first route only."""
+    return [
+        method
+        for method in _METHODS
+        if any(route.matches({**scope, "method": method})[0] is Match.FULL for route in app.routes)
+    ]
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -13,7 +13,6 @@ from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import TokenInfo
 
-
 # Dependencies are `async` although they never wait: FastAPI runs others on a thread, which costs more than they do.
 
 

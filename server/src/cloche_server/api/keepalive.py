@@ -19,14 +19,21 @@ from cloche_server.core.command import CommandResult
 from cloche_server.core.errors import ClocheError
 
 FIRST_SECONDS = 15.0
+#: For clients that have not asked: as late as their own limit of 30 s allows, since it costs the status.
+LATE_SECONDS = 25.0
 THEN_SECONDS = 10.0
 #: What a shell says of a command that `timeout(1)` has ended.
 TIMEOUT_EXIT_CODE = 124
 
 
 class KeepaliveResponse(Response):
-    def __init__(self, request: Request, work: Coroutine[Any, Any, CommandResult], headers: Mapping[str, str]) -> None:
+    """`asked`: the client knows what it gets; else it is one that would give up by itself."""
+
+    def __init__(
+        self, request: Request, work: Coroutine[Any, Any, CommandResult], headers: Mapping[str, str], *, asked: bool
+    ) -> None:
         super().__init__(status_code=200)
+        self._first = FIRST_SECONDS if asked else LATE_SECONDS
         self._request = request
         self._work = work
         self._extra_headers = headers
@@ -35,7 +42,7 @@ class KeepaliveResponse(Response):
         task = asyncio.ensure_future(self._work)
         gone = asyncio.ensure_future(wait_gone(self._request))
         try:
-            await asyncio.wait(waited(task, gone), timeout=FIRST_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waited(task, gone), timeout=self._first, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 await self._answer(task, scope, receive, send)
             elif not gone.done():

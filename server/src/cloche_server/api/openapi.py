@@ -6,6 +6,7 @@ server, events of streams, headers and refusals that every route has, and links 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -59,7 +60,7 @@ Schema = dict[str, Any]
 
 
 def operation_id(route: Any) -> str:
-    """`exec_run`: the tag and the name of the function."""
+    """`exec_run`: the tag and the name of the route."""
     tag = "later" if route.tags[0] == "not in this release" else route.tags[0]
     return f"{tag}_{route.name}"
 
@@ -87,6 +88,9 @@ def build_document(app: FastAPI, settings: Settings) -> Schema:
         schemas[model.__name__] = model.model_json_schema(mode="validation", ref_template=_REF)
         schemas.update(schemas[model.__name__].pop("$defs", {}))
     _finish_requests(schemas, settings)
+    for name, schema in schemas.items():
+        if name not in {model.__name__ for model in REQUESTS}:
+            _finish_answer(schema)
     _drop_titles(schemas)
     for path, operation in _operations(document):
         _finish_operation(path, operation)
@@ -124,6 +128,12 @@ def _finish_requests(schemas: Schema, settings: Settings) -> None:
                 schema["properties"][name] = _nullable(field)
 
 
+def _finish_answer(schema: Schema) -> None:
+    """What does not apply is left out of an answer, never null."""
+    for name, field in schema.get("properties", {}).items():
+        schema["properties"][name] = _without_null(field)
+
+
 def _limit(field: Schema, maximum: float) -> None:
     for part in (field, *field.get("anyOf", [])):
         if part.get("type") in {"integer", "number"}:
@@ -134,7 +144,7 @@ def _nullable(field: Schema) -> Schema:
     """Null is the same as an absent field."""
     if {"type": "null"} in field.get("anyOf", []):
         return field
-    about = {key: field.pop(key) for key in ("description", "default", "title", "deprecated") if key in field}
+    about: Schema = {key: field.pop(key) for key in ("description", "default", "title", "deprecated") if key in field}
     return {"anyOf": [field, {"type": "null"}], **about}
 
 
@@ -165,6 +175,7 @@ def _finish_operation(path: str, operation: Schema) -> None:
         responses.setdefault(str(status), _error_response(status))
     if below:
         operation["security"] = [{"token": []}]
+    _add_path_parameters(path, operation)
     for parameter in operation.get("parameters", []):
         parameter["schema"] = _without_null(parameter["schema"])
         _drop_titles(parameter["schema"])
@@ -174,16 +185,26 @@ def _finish_operation(path: str, operation: Schema) -> None:
     operation["responses"] = dict(sorted(responses.items()))
 
 
+def _add_path_parameters(path: str, operation: Schema) -> None:
+    """Those that the function behind the route does not look at."""
+    for name in re.findall(r"{(\w+)}", path):
+        parameters = operation.setdefault("parameters", [])
+        if all(p["name"] != name for p in parameters):
+            parameters.append({"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
+
+
 def _can_be_invalid(operation: Schema) -> bool:
     return "requestBody" in operation or any(p["in"] in {"query", "header"} for p in operation.get("parameters", []))
 
 
 def _without_null(schema: Schema) -> Schema:
-    """A query parameter that may be left out is never null."""
+    """Of something that may be left out, but is never null."""
     kinds = [part for part in schema.get("anyOf", []) if part != {"type": "null"}]
     if len(kinds) != 1 or len(kinds) == len(schema["anyOf"]):
         return schema
-    rest = {key: value for key, value in schema.items() if key not in {"anyOf", "title", "description"}}
+    rest = {key: value for key, value in schema.items() if key not in {"anyOf", "title"}}
+    if rest.get("default", ...) is None:
+        del rest["default"]
     return {**kinds[0], **rest}
 
 

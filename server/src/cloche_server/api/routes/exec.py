@@ -109,7 +109,7 @@ async def run(sandbox_id: SandboxId, request: Request, services: ServicesDep, wo
         return json_response({"exec_id": command.exec_id, "status": "running", "pid": pid}, 202, headers)
     running = services.execs.run(workspace, sandbox_id, command)
     if body.keepalive or request.headers.get("user-agent", "").startswith(KEEPALIVE_AGENTS):
-        return KeepaliveResponse(request, running, headers)
+        return KeepaliveResponse(request, running, headers, asked=body.keepalive)
     result = await while_connected(request, running)
     return await big_json_response(result_fields(result), 200, headers)
 
@@ -193,6 +193,7 @@ async def _events(
     "/sandboxes/{sandbox_id}/exec",
     response_model=ExecListAnswer,
     responses=answers(404, 409, 502, 507),
+    name="list",
     summary="Running commands, and finished detached ones",
 )
 async def list_execs(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
@@ -204,6 +205,7 @@ async def list_execs(sandbox_id: SandboxId, services: ServicesDep, workspace: Wo
     "/sandboxes/{sandbox_id}/exec/{exec_id}",
     response_model=ExecInfoAnswer,
     responses=answers(400, 404, 409, 502, 507),
+    name="get",
     summary="One command, with its recorded output when it was detached and has ended",
 )
 async def get_exec(

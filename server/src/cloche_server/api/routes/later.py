@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
@@ -49,7 +51,7 @@ def _add_verb(verb: str) -> None:
         responses=answers(404, 501),
         response_class=Response,
         status_code=501,
-        name=f"{verb}_not_available",
+        name=verb.replace("-", "_"),
         summary=f"{verb}: not available in this release",
     )
 
@@ -65,7 +67,7 @@ def _add_other(method: str, path: str) -> None:
         responses=answers(501),
         response_class=Response,
         status_code=501,
-        name=f"{method.lower()}{path.replace('/', '_').replace('{', '').replace('}', '')}_not_available",
+        name=method.lower() + re.sub(r"[/{}]+", "_", path).rstrip("_"),
         summary="Not available in this release",
     )
 

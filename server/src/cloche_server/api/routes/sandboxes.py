@@ -118,6 +118,7 @@ async def create(
     response_model=list[SandboxAnswer],
     responses=answers(400),
     openapi_extra={"parameters": [_METADATA_QUERY]},
+    name="list",
     summary="List sandboxes, oldest first",
 )
 async def list_sandboxes(

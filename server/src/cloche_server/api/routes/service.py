@@ -46,6 +46,7 @@ async def version(services: ServicesDep) -> Response:
     "/metrics",
     responses={200: {"description": "Prometheus text", "content": {"text/plain": {"schema": {"type": "string"}}}}},
     response_class=Response,
+    name="metrics",
     summary="Metrics",
 )
 async def prometheus() -> Response:

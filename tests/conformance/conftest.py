@@ -1,0 +1,29 @@
+"""The HTTP surface against a real server with real machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from conformance_raw import Wire
+
+from kit.server import Server
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here):
+            item.add_marker(pytest.mark.vm)
+
+
+@pytest.fixture(scope="session")
+def wire(server: Server) -> Wire:
+    """Requests byte by byte."""
+    return Wire.to(server.url, server.token)
+
+
+@pytest.fixture(scope="session")
+def stranger(server: Server) -> str:
+    """A token of another workspace."""
+    return server.cli("token", "create", "--workspace", "other").strip()
