@@ -46,9 +46,7 @@ def main() -> int:
     # Of this machine, through no proxy that the environment may name.
     urllib.request.install_opener(urllib.request.build_opener(urllib.request.ProxyHandler({})))
     try:
-        box, create_ms = timed(
-            lambda: call("POST", "/v1/sandboxes", {"template": "base", "ttl_seconds": 300})
-        )
+        box, create_ms = timed(lambda: call("POST", "/v1/sandboxes", {"template": "base", "ttl_seconds": 300}))
         path = f"/v1/sandboxes/{box['id']}"
         try:
             run = {"argv": ["python3", "-c", PROGRAM], "timeout_seconds": 60}

@@ -113,9 +113,7 @@ async def test_cancel_while_it_is_being_started_leaves_nothing(tmp_path: Path) -
 
 
 async def test_term_grace_lets_a_program_clean_up(tmp_path: Path) -> None:
-    script = (
-        f"trap 'echo > {tmp_path}/cleaned; exit 0' TERM; echo > {tmp_path}/up; while :; do sleep 0.05; done"
-    )
+    script = f"trap 'echo > {tmp_path}/cleaned; exit 0' TERM; echo > {tmp_path}/up; while :; do sleep 0.05; done"
     with pytest.raises(ClocheError):
         await process.run(["sh", "-c", script], timeout=1.0, term_grace=5)
     assert (tmp_path / "cleaned").exists()
@@ -131,9 +129,7 @@ async def test_a_grandchild_that_holds_the_pipe_does_not_hold_us_up(tmp_path: Pa
 
 async def test_lines_are_seen_as_they_come() -> None:
     seen: list[str] = []
-    await process.run(
-        ["sh", "-c", "printf 'a\\nb' >&2; sleep 0.05; printf 'c\\nlast' >&2"], on_line=seen.append
-    )
+    await process.run(["sh", "-c", "printf 'a\\nb' >&2; sleep 0.05; printf 'c\\nlast' >&2"], on_line=seen.append)
     assert seen == ["a", "bc", "last"]
 
 

@@ -145,9 +145,7 @@ DEPENDS = {
         ("linux-image-virtual", ["linux-image-6.8.0-50-generic", "linux-modules-6.8.0-50-generic"]),
     ],
 )
-async def test_the_meta_package_is_resolved(
-    monkeypatch: pytest.MonkeyPatch, known: str, expected: list[str]
-) -> None:
+async def test_the_meta_package_is_resolved(monkeypatch: pytest.MonkeyPatch, known: str, expected: list[str]) -> None:
     async def fake(argv: list[str], **_options: object) -> Completed:
         name = argv[-1]
         hidden = name in kernel.META_PACKAGES and name != known

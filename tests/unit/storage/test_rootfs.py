@@ -91,9 +91,7 @@ def test_the_tree_is_set_up(tmp_path: Path) -> None:
     assert not (etc / "apt/apt.conf.d/99mmdebstrap").exists()
     assert outside.read_text() == "precious"
     assert list((tmp_path / "tree/var/log").iterdir()) == [tmp_path / "tree/var/log/apt"]
-    assert list((tmp_path / "tree/var/lib/apt/lists").iterdir()) == [
-        tmp_path / "tree/var/lib/apt/lists/partial"
-    ]
+    assert list((tmp_path / "tree/var/lib/apt/lists").iterdir()) == [tmp_path / "tree/var/lib/apt/lists/partial"]
 
 
 def test_no_password_of_a_mirror_gets_into_the_guest(tmp_path: Path) -> None:
@@ -129,9 +127,7 @@ def fake_build(disk_mb: int, *, fail: list[ClocheError] | None = None) -> tuple[
     """Stands for the packages: makes an image of the right size, or fails. Records the use of RAM."""
     calls: list[bool] = []
 
-    async def build(
-        _recipe: Recipe, _source: Any, work: Path, _mb: int, _progress: Any, *, ram: bool
-    ) -> None:
+    async def build(_recipe: Recipe, _source: Any, work: Path, _mb: int, _progress: Any, *, ram: bool) -> None:
         calls.append(ram)
         (work / "tree").mkdir()
         if ram:
@@ -188,9 +184,7 @@ async def test_a_failed_build_leaves_nothing(tmp_path: Path, prepared: pytest.Mo
     assert list((tmp_path / "images").iterdir()) == []
 
 
-async def test_a_full_ram_disk_is_followed_by_the_real_one(
-    tmp_path: Path, prepared: pytest.MonkeyPatch
-) -> None:
+async def test_a_full_ram_disk_is_followed_by_the_real_one(tmp_path: Path, prepared: pytest.MonkeyPatch) -> None:
     if (await process.run(["unshare", "-m", "true"], check=False)).returncode != 0:
         pytest.skip("mounting is not allowed here")
     build, calls = fake_build(1024, fail=[ClocheError("host.disk_full", "full")])
