@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cloche_server.app.steps import to_the_end
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
 from cloche_server.core.ports import BakedTemplate, Engine, Machine
@@ -59,7 +60,7 @@ class Machines:
             async with self._gate:
                 machine = await self.engine.launch(machine_id, directory, template)
         except BaseException:
-            await asyncio.shield(self.remove_directory(machine_id))
+            await to_the_end(self.remove_directory(machine_id))
             raise
         guest = GuestClient(str(machine.agent_socket))
         return Slot(machine_id, template, directory, machine, guest, mode, template.disk_mb)
@@ -93,13 +94,18 @@ class Machines:
         slot.disk_mb = disk_mb
 
     async def discard(self, slot: Slot) -> None:
-        """Ends the machine and removes all of it. Idempotent."""
-        await slot.guest.aclose()
+        """Ends the machine and removes all of it, also when its caller is cancelled. Idempotent."""
+        await to_the_end(self._discard(slot))
+
+    async def _discard(self, slot: Slot) -> None:
         try:
-            await slot.machine.kill()
+            await slot.guest.aclose()
         finally:
-            slot.machine.release()
-            await self.remove_directory(slot.id)
+            try:
+                await slot.machine.kill()
+            finally:
+                slot.machine.release()
+                await self.remove_directory(slot.id)
 
     async def remove_directory(self, machine_id: str) -> None:
         await asyncio.to_thread(files.remove_tree, self.root / machine_id)

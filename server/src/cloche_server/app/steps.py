@@ -7,9 +7,11 @@ undo of every step that had begun runs in reverse order, to its end, whatever el
 from __future__ import annotations
 
 import asyncio
+import errno
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.telemetry import log
@@ -45,26 +47,42 @@ async def run_steps(operation: str, steps: Sequence[Step]) -> dict[str, float]:
                     "sandbox.boot_failed",
                     f"{operation} stopped: {step.name} took longer than {step.deadline:g} s",
                 ) from None
+            except OSError as error:
+                raise _of_host(operation, error) from error
             took[step.name] = round((time.perf_counter() - start) * 1000, 2)
     except BaseException:
-        await _finish(undo_steps(operation, begun))
+        await to_the_end(undo_steps(operation, begun))
         raise
     return took
 
 
-async def _finish(work: Awaitable[None]) -> None:
-    """Runs `work` to its end even when the caller is cancelled again meanwhile."""
+def _of_host(operation: str, error: OSError) -> ClocheError:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return ClocheError("host.disk_full", f"{operation} stopped: the disk of the host is full")
+    if error.errno in {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN}:
+        what = error.strerror or "out of resources"
+        return ClocheError(
+            "capacity.unavailable",
+            f"{operation} stopped: the host is at a limit ({what}); try again later",
+            retry_after=5,
+        )
+    return ClocheError("internal", f"{operation} stopped: {error.strerror or 'an operation of the host failed'}")
+
+
+async def to_the_end(work: Awaitable[Any]) -> None:
+    """Runs `work` to its end even when the caller is cancelled meanwhile; the cancellation follows then."""
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
         try:
-            await asyncio.shield(task)
+            await asyncio.wait({task})
         except asyncio.CancelledError as error:
-            if task.done():
-                break
             cancelled = error
     if cancelled is not None:
+        if not task.cancelled():
+            task.exception()  # seen: the cancellation is what the caller gets
         raise cancelled
+    task.result()
 
 
 async def undo_steps(operation: str, begun: Sequence[Step]) -> None:
@@ -75,5 +93,5 @@ async def undo_steps(operation: str, begun: Sequence[Step]) -> None:
         try:
             async with asyncio.timeout(UNDO_TIMEOUT):
                 await step.undo()
-        except (ClocheError, OSError, TimeoutError) as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, what the other steps made must go
             _log.error("undo.failed", operation=operation, step=step.name, error=str(error) or type(error).__name__)

@@ -347,6 +347,16 @@ def reap(pid: int) -> int | None:
     return os.waitstatus_to_exitcode(status) if done == pid else None
 
 
+def end_child(pid: int) -> None:
+    """End and reap a child of ours that nobody else reaps; as long as it is one, its pid is no other's.
+
+    Needs no descriptor, so it works when there is none left. Blocks until the child is gone.
+    """
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def open_pidfd(pid: int, start_time: int) -> int | None:
     """A descriptor that stands for this very process, readable once it has ended; None if it is gone."""
     try:

@@ -7,8 +7,10 @@ import contextlib
 import os
 import signal
 from dataclasses import dataclass
+from typing import Self
 
 from cloche_server.core.records import ProcessRef
+from cloche_server.host import process
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,19 @@ class ProcessWatch:
         self._done = asyncio.Event()
         self._status = ExitStatus()
         self._loop.add_reader(pidfd, self._ended)
+
+    @classmethod
+    def open(cls, ref: ProcessRef) -> Self | None:
+        """Starts watching; None when the process is gone. Raises OSError when no descriptor is left."""
+        try:
+            pidfd = os.pidfd_open(ref.pid)
+        except ProcessLookupError:
+            return None
+        # Compared after opening: what the descriptor stands for can no longer change.
+        if process.start_time(ref.pid) != ref.start_time:
+            os.close(pidfd)
+            return None
+        return cls(ref, pidfd)
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._pidfd)

@@ -87,21 +87,31 @@ class QemuEngine:
     ) -> QemuMachine:
         """Runs `start` on a thread and connects. Whatever interrupts it, no process is left behind."""
         starting = asyncio.get_running_loop().run_in_executor(None, start)
+        cancelled: asyncio.CancelledError | None = None
+        while not starting.done():
+            try:
+                await asyncio.wait({starting})
+            except asyncio.CancelledError as error:  # the thread cannot be stopped, and may start a process yet
+                cancelled = error
+        if cancelled is not None:
+            if starting.exception() is None:
+                await asyncio.to_thread(process.end_child, starting.result().pid)
+            raise cancelled
         try:
-            ref = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            with contextlib.suppress(Exception):
-                orphan = await starting
-                process.kill(orphan.pid, orphan.start_time)
-            raise
+            ref = starting.result()
         except OSError as error:
             if isinstance(error, FileNotFoundError):
                 raise
             raise _launch_error(error) from error
-        pidfd = process.open_pidfd(ref.pid, ref.start_time)
-        if pidfd is None:
+        try:
+            watch = ProcessWatch.open(ref)
+        except OSError as error:
+            process.end_child(ref.pid)
+            raise _launch_error(error) from error
+        if watch is None:
+            process.end_child(ref.pid)
             raise ClocheError("sandbox.boot_failed", "QEMU ended at once", details={"qemu": _log_tail(directory)})
-        machine = QemuMachine(machine_id, directory, ProcessWatch(ref, pidfd), device_state)
+        machine = QemuMachine(machine_id, directory, watch, device_state)
         try:
             await machine.connect(timeout=30)
         except BaseException as error:
@@ -147,14 +157,13 @@ class QemuEngine:
         return ProcessRef(pid, process.start_time(pid) or 0)
 
     async def adopt(self, machine_id: str, directory: Path, ref: ProcessRef) -> QemuMachine | None:
-        if not process.is_alive(ref.pid, ref.start_time):
+        watch = ProcessWatch.open(ref)
+        if watch is None:
             return None
-        pidfd = process.open_pidfd(ref.pid, ref.start_time)
-        if pidfd is None:
-            return None
-        machine = QemuMachine(machine_id, directory, ProcessWatch(ref, pidfd), None)
+        machine = QemuMachine(machine_id, directory, watch, None)
         try:
             await machine.connect()
+            await machine.look()
         except QmpLost:
             # Alive, but deaf: it cannot be steered any more, so it is no sandbox.
             await machine.kill()
@@ -163,6 +172,7 @@ class QemuEngine:
 
     def find(self, root: Path) -> dict[str, ProcessRef]:
         found: dict[str, ProcessRef] = {}
+        root = root.resolve()  # the kernel tells where a process really is
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit():
                 continue
@@ -219,10 +229,10 @@ def _launch_error(error: OSError) -> ClocheError:
 
     if error.errno in {errno.ENOSPC, errno.EDQUOT}:
         return ClocheError("host.disk_full", "the disk of the host is full, no sandbox can be made")
-    if error.errno in {errno.ENOMEM, errno.EAGAIN}:
+    if error.errno in {errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE}:
         return ClocheError(
             "capacity.unavailable",
-            "the host has no memory or process left for another sandbox",
+            "the host has no memory, process or file descriptor left for another sandbox",
             retry_after=5,
         )
     return ClocheError("sandbox.boot_failed", f"the machine could not be started ({error.strerror})")

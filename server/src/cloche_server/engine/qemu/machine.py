@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,7 @@ _log = log.get("engine")
 QMP_TIMEOUT: Final = 10.0
 RESTORE_TIMEOUT: Final = 60.0
 KILL_TIMEOUT: Final = 10.0
+LAST_EVENTS_TIMEOUT: Final = 0.5
 #: A guest can write to its console without end; the file is cut to nothing above this size.
 CONSOLE_LIMIT: Final = 1024 * 1024
 CONSOLE_KEEP: Final = 64 * 1024
@@ -66,6 +68,15 @@ class QemuMachine:
         """Opens the QMP session. Raises `QmpLost`."""
         self._qmp = await QmpClient.connect(self._directory / "qmp.sock", self._on_event, timeout=timeout)
 
+    async def look(self) -> None:
+        """Learns what an adopted machine has told nobody: that it stopped because the disk was full."""
+        try:
+            status = await self.command("query-status")
+        except QmpError as error:
+            raise QmpLost(str(error)) from error
+        if status.get("status") == "io-error":
+            self._condition = MachineCondition.DISK_FULL
+
     def _on_event(self, event: QmpEvent) -> None:
         if event.name == "BLOCK_IO_ERROR" and event.data.get("nospace"):
             self._condition = MachineCondition.DISK_FULL
@@ -92,8 +103,7 @@ class QemuMachine:
         try:
             await self.command("migrate-set-capabilities", _capabilities("x-ignore-shared", "events"))
             await self.command("migrate-incoming", {"uri": f"file:{self._device_state}"})
-            async with asyncio.timeout(RESTORE_TIMEOUT):
-                await self._migrated.wait()
+            await self._wait_migrated()
             status = await self.command("query-migrate")
             if status.get("status") != "completed":
                 raise ClocheError(
@@ -109,6 +119,17 @@ class QemuMachine:
                 details={"qemu": self.last_words() or str(error)},
             ) from error
 
+    async def _wait_migrated(self) -> None:
+        """Until the device state is loaded or refused, or the process has ended. Raises TimeoutError."""
+        migrated = asyncio.ensure_future(self._migrated.wait())
+        ended = asyncio.ensure_future(self._watch.wait())
+        try:
+            async with asyncio.timeout(RESTORE_TIMEOUT):
+                await asyncio.wait({migrated, ended}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            migrated.cancel()
+            ended.cancel()
+
     async def save_device_state(self, path: Path) -> None:
         """Writes the device state of a stopped machine, memory not included."""
         await self.command("xen-save-devices-state", {"filename": str(path), "live": True})
@@ -121,6 +142,11 @@ class QemuMachine:
 
     async def wait_exit(self) -> MachineExit:
         status = await self._watch.wait()
+        if self._qmp is not None:
+            # What it said last may still be in the socket, and tells why it has ended.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LAST_EVENTS_TIMEOUT):
+                    await self._qmp.closed.wait()
         clean = status.code == 0 or (status.code is None and status.signal is None)
         return MachineExit(status.code, status.signal, guest_shutdown=self._guest_shutdown and clean)
 

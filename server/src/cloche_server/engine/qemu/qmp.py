@@ -50,6 +50,7 @@ class QmpClient(asyncio.Protocol):
         self._next = 1
         self._greeting: asyncio.Future[Greeting] = asyncio.get_running_loop().create_future()
         self.version = (0, 0, 0)
+        self.closed = asyncio.Event()
 
     @classmethod
     async def connect(cls, path: Path, on_event: EventListener, *, timeout: float) -> QmpClient:
@@ -95,6 +96,7 @@ class QmpClient(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
+        self.closed.set()
         lost = QmpLost("the QMP socket was closed")
         if not self._greeting.done():
             self._greeting.set_exception(lost)
