@@ -7,6 +7,7 @@ move is looked up in the lifecycle table and written conditionally on the versio
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +29,8 @@ _log = log.get("supervisor")
 #: A wait is cut into pieces so that a jump of the wall clock is noticed (seconds).
 LONGEST_WAIT = 30.0
 TEND_EVERY = 5.0
+#: After a failure that may pass, such as a full disk (seconds).
+AGAIN_AFTER = 1.0
 
 
 @dataclass(slots=True)
@@ -40,6 +43,8 @@ class Entry:
     creating: asyncio.Task[Any] | None = None
     running_execs: int = 0
     last_activity: float = 0.0
+    #: The state has moved on, and could not be recorded yet; `record.version` is still the stored one.
+    unsaved: bool = False
     mailbox: asyncio.Queue[_Message] = field(default_factory=asyncio.Queue)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -90,9 +95,12 @@ class Supervisor:
 
     async def withdraw(self, sandbox_id: str) -> None:
         """Forgets a sandbox whose create came to nothing."""
-        self._entries.pop(sandbox_id, None)
-        await self._store.forget(sandbox_id)
+        entry = self._entries.pop(sandbox_id, None)
+        if entry is not None:
+            entry.ended.set()
+            self._refuse_rest(entry)
         self._gauge()
+        await self._store.forget(sandbox_id)
 
     async def start(self, entry: Entry, machine: Machine, guest: GuestClient, **changes: Any) -> Sandbox:
         """The machine is ready: the sandbox runs, and its task begins."""
@@ -148,6 +156,7 @@ class Supervisor:
         while entry.record.status is not Status.DELETED:
             message = await self._next(entry)
             if message is None:
+                await self._save(entry)
                 continue
             try:
                 if message.change is not None:
@@ -164,8 +173,9 @@ class Supervisor:
                 if not message.done.done():
                     message.done.set_exception(_as_cloche(error))
                     message.done.exception()  # nobody may be waiting: TTL and crash messages
+                if entry.record.status is Status.DELETING or message.event is Event.EXPIRED:
+                    await asyncio.sleep(AGAIN_AFTER)
                 if entry.record.status is Status.DELETING:
-                    await asyncio.sleep(1.0)
                     self._post_nowait(entry, Event.DELETE)
             else:
                 if not message.done.done():
@@ -183,6 +193,8 @@ class Supervisor:
         if is_due(now, expires) and entry.mailbox.empty():
             self._post_nowait(entry, Event.EXPIRED, reason=TerminationReason.TTL)
         wait = LONGEST_WAIT if expires is None else min(LONGEST_WAIT, max(0.0, expires - now))
+        if entry.unsaved:
+            wait = min(wait, AGAIN_AFTER)
         try:
             async with asyncio.timeout(wait):
                 return await entry.mailbox.get()
@@ -194,9 +206,8 @@ class Supervisor:
 
     async def _watch_exit(self, entry: Entry, machine: Machine) -> None:
         exit_ = await machine.wait_exit()
-        if entry.record.status in {Status.DELETING, Status.DELETED}:
-            return
-        await self.post(entry, Event.CRASHED, exit=exit_)
+        if entry.record.status not in {Status.DELETING, Status.DELETED}:
+            self._post_nowait(entry, Event.CRASHED, exit=exit_)
 
     async def _handle(self, entry: Entry, message: _Message) -> None:
         record = entry.record
@@ -215,7 +226,7 @@ class Supervisor:
         termination = explain_exit(exit_, self._clock.now())
         machine, guest = entry.machine, entry.guest
         entry.machine = entry.guest = None
-        await self._move(entry, Event.CRASHED, termination=termination, ended_at=termination.at, process=None)
+        await self._move_first(entry, Event.CRASHED, termination=termination, ended_at=termination.at, process=None)
         self._capacity.without_memory(entry.record.id)
         entry.ended.set()
         if guest is not None:
@@ -228,7 +239,7 @@ class Supervisor:
         if entry.record.status is not Status.DELETING:
             now = self._clock.now()
             termination = entry.record.termination or Termination(reason, now)
-            await self._move(entry, event, termination=termination, ended_at=now)
+            await self._move_first(entry, event, termination=termination, ended_at=now)
             metrics.ends.labels(reason.value).inc()
         entry.ended.set()
         if entry.guest is not None:
@@ -253,11 +264,36 @@ class Supervisor:
     # ---------------------------------------------------------------- the one place that moves
 
     async def _move(self, entry: Entry, event: Event, **changes: Any) -> None:
+        before, moved = entry.record.status, self._moved(entry, event, changes)
+        await self._write(entry, moved)
+        self._tell(entry, event, before)
+
+    async def _move_first(self, entry: Entry, event: Event, **changes: Any) -> None:
+        """A move that is true whether or not it can be recorded now: the machine is gone, or has to go. With
+        the disk full a delete is just what makes room. A server that starts before it is recorded finds no
+        process, and comes to the same end."""
+        before, moved = entry.record.status, self._moved(entry, event, changes)
+        try:
+            await self._write(entry, moved)
+        except ClocheError as error:
+            _log.error("sandbox.not_recorded", sandbox=moved.id, status=moved.status.value, error=error.message)
+            entry.record, entry.unsaved = moved, True
+        self._tell(entry, event, before)
+
+    def _moved(self, entry: Entry, event: Event, changes: Mapping[str, Any]) -> Sandbox:
         target = step(entry.record.status, event)
         if target is None:
             raise illegal(entry.record, event)
-        before = entry.record.status
-        await self._write(entry, replace(entry.record, status=target, **changes))
+        return replace(entry.record, status=target, **changes)
+
+    async def _save(self, entry: Entry) -> None:
+        """Records what could not be recorded when it happened; that was logged, and the next try is soon."""
+        if entry.unsaved:
+            with contextlib.suppress(Exception):
+                await self._write(entry, entry.record)
+
+    def _tell(self, entry: Entry, event: Event, before: Status) -> None:
+        target = entry.record.status
         _log.info(
             "sandbox.moved",
             sandbox=entry.record.id,
@@ -271,7 +307,7 @@ class Supervisor:
     async def _write(self, entry: Entry, record: Sandbox) -> None:
         record = replace(record, version=entry.record.version + 1)
         await self._store.update(record)
-        entry.record = record
+        entry.record, entry.unsaved = record, False
 
     def _gauge(self) -> None:
         counts: dict[str, int] = dict.fromkeys((s.value for s in Status if s is not Status.DELETED), 0)
@@ -289,7 +325,10 @@ class Supervisor:
             await asyncio.sleep(TEND_EVERY)
             for entry in self.entries():
                 if entry.machine is not None and entry.record.status in SERVING:
-                    await entry.machine.tend()
+                    try:
+                        await entry.machine.tend()
+                    except Exception as error:  # noqa: BLE001 - one machine must never take the server with it
+                        _log.error("machine.tend_failed", sandbox=entry.record.id, error=repr(error))
 
     async def close(self) -> None:
         """The server ends: every task of a sandbox ends, the machines run on for the next server."""
