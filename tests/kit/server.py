@@ -36,6 +36,8 @@ class Server:
         self.log = data / "server.log"
         self.url = ""
         self.token = ""
+        #: What serves; other commands always come from the installed program.
+        self.command: list[str | Path] = [COMMAND]
         self._process: subprocess.Popen[bytes] | None = None
         self._api: Api | None = None
         self._made: dict[str, Box] = {}
@@ -68,7 +70,7 @@ class Server:
         ]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
-                [COMMAND, "serve", "--data", self.data, "--log-format", "console", *flags],
+                [*self.command, "serve", "--data", self.data, "--log-format", "console", *flags],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

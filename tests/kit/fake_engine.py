@@ -1,0 +1,224 @@
+"""A host in memory: machines without processes, guests without agents, and faults on demand.
+
+`World.fault["Machine.restore"] = SomeError(…)` makes that call fail; `World.block["Machine.restore"]`
+gets an event that is set when the call has begun, and the call then waits for ever. Directories are real.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.ports import BakedTemplate, MachineCondition, MachineExit
+from cloche_server.core.records import Isolation, ProcessRef, Shape
+
+
+@dataclass
+class World:
+    """What exists on the fake host."""
+
+    alive: dict[str, FakeMachine] = field(default_factory=dict)
+    calls: list[str] = field(default_factory=list)
+    fault: dict[str, BaseException] = field(default_factory=dict)
+    block: dict[str, asyncio.Event] = field(default_factory=dict)
+    open_guests: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)
+    pids: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
+
+    async def pass_by(self, name: str) -> None:
+        """Every call of the fakes goes through here."""
+        self.calls.append(name)
+        await asyncio.sleep(0)
+        if name in self.fault:
+            raise self.fault[name]
+        if name in self.block:
+            self.block[name].set()
+            await asyncio.Event().wait()
+
+    def is_empty(self, root: Path) -> list[str]:
+        """What is still there."""
+        left = [f"process of {name}" for name in self.alive]
+        left += [f"directory {path.name}" for path in root.iterdir()] if root.is_dir() else []
+        left += [f"link to {name}" for name in sorted(self.open_guests)]
+        left += [f"hold on {name}" for name in sorted(self.held)]
+        return left
+
+
+class FakeMachine:
+    def __init__(self, world: World, machine_id: str, directory: Path, ref: ProcessRef) -> None:
+        self._world = world
+        self._id = machine_id
+        self.directory = directory
+        self._ref = ref
+        self._exit: asyncio.Future[MachineExit] = asyncio.get_running_loop().create_future()
+        self.condition = MachineCondition.OK
+        world.alive[machine_id] = self
+        world.held.add(machine_id)
+
+    @property
+    def id(self) -> str:
+        return self._id
+
+    @property
+    def ref(self) -> ProcessRef:
+        return self._ref
+
+    @property
+    def agent_socket(self) -> Path:
+        return self.directory / "agent.sock"
+
+    @property
+    def ended(self) -> bool:
+        return self._exit.done()
+
+    async def restore(self) -> None:
+        await self._world.pass_by("Machine.restore")
+        self._check()
+
+    async def grow_disk(self, disk_mb: int) -> None:
+        await self._world.pass_by("Machine.grow_disk")
+        self._check()
+
+    def _check(self) -> None:
+        if self.ended:
+            raise ClocheError("sandbox.boot_failed", "the machine ended while it was restored from its template")
+
+    async def wait_exit(self) -> MachineExit:
+        return await asyncio.shield(self._exit)
+
+    def die(self, exit_: MachineExit | None = None) -> None:
+        """The process ends by itself."""
+        self._world.alive.pop(self._id, None)
+        if not self._exit.done():
+            self._exit.set_result(exit_ or MachineExit(signal="SIGKILL"))
+
+    async def kill(self) -> None:
+        await self._world.pass_by("Machine.kill")
+        self.die()
+
+    async def tend(self) -> None:
+        await self._world.pass_by("Machine.tend")
+
+    def release(self) -> None:
+        self._world.held.discard(self._id)
+
+
+class FakeEngine:
+    """An `Engine`."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    @property
+    def isolation(self) -> Isolation:
+        return Isolation()
+
+    @property
+    def fingerprint(self) -> str:
+        return "fake"
+
+    async def launch(self, machine_id: str, directory: Path, template: BakedTemplate) -> FakeMachine:
+        await self.world.pass_by("Engine.launch")
+        directory.mkdir(parents=True)
+        machine = FakeMachine(self.world, machine_id, directory, ProcessRef(next(self.world.pids), 1))
+        try:
+            await self.world.pass_by("Engine.launch.connect")
+        except BaseException:
+            machine.die()
+            machine.release()
+            raise
+        return machine
+
+    async def adopt(self, machine_id: str, directory: Path, ref: ProcessRef) -> FakeMachine | None:
+        await self.world.pass_by("Engine.adopt")
+        machine = self.world.alive.get(machine_id)
+        if machine is not None:
+            self.world.held.add(machine_id)
+        return machine
+
+    def find(self, root: Path) -> dict[str, ProcessRef]:
+        return {name: machine.ref for name, machine in self.world.alive.items()}
+
+    async def bake(self, *_: object) -> None:
+        await self.world.pass_by("Engine.bake")
+
+
+class FakeGuest:
+    """A `GuestClient`; the socket's directory names the machine."""
+
+    world: ClassVar[World]
+
+    def __init__(self, path: str) -> None:
+        self._name = Path(path).parent.name
+
+    async def connect(self, *, timeout: float | None = None) -> int:
+        await self.world.pass_by("Guest.connect")
+        self.world.open_guests.add(self._name)
+        return 1
+
+    async def renew(self, request: Any, *, timeout: float = 30.0) -> None:
+        await self.world.pass_by("Guest.renew")
+        machine = self.world.alive.get(self._name)
+        if machine is None:
+            raise ClocheError("sandbox.unreachable", "The agent in the sandbox cannot be reached.")
+
+    def exec(self, request: Any) -> _FakeCall:
+        return _FakeCall(self.world)
+
+    async def aclose(self) -> None:
+        self.world.calls.append("Guest.aclose")
+        self.world.open_guests.discard(self._name)
+        await self.world.pass_by("Guest.aclosed")
+
+
+class _FakeCall:
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    async def __aenter__(self) -> AsyncIterator[object]:
+        await self._world.pass_by("Guest.exec")
+
+        async def nothing() -> AsyncIterator[object]:
+            return
+            yield
+
+        return nothing()
+
+    async def __aexit__(self, *_: object) -> None:
+        return None
+
+
+class FakeClock:
+    """Time that the test moves."""
+
+    def __init__(self) -> None:
+        self.time = 1_000_000.0
+
+    def now(self) -> float:
+        return self.time
+
+    def now_ns(self) -> int:
+        return int(self.time * 1e9)
+
+    def monotonic(self) -> float:
+        return self.time
+
+
+def template(root: Path, name: str = "base", shape: Shape | None = None) -> BakedTemplate:
+    """A baked template with nothing in it."""
+    shape = shape or Shape(1, 256)
+    return BakedTemplate(f"{name}-{shape}-0", name, root / name, shape, 1024, "tcg", 0, 0.0)
+
+
+async def settle(check: Callable[[], bool], turns: int = 2000) -> None:
+    """Lets the loop run until `check` holds; real time passes only for threads."""
+    for turn in range(turns):
+        if check():
+            return
+        await asyncio.sleep(0 if turn < 100 else 0.002)
+    raise AssertionError("did not settle")

@@ -1,0 +1,137 @@
+"""A real server that kills itself with SIGKILL at a chosen moment: `server.command = faults.COMMAND`.
+
+`arm(server, "QemuMachine.restore:before")` chooses the moment: the next call of that method is not begun
+(`before`), or has just done its work (`after`). `:2` at the end means the second call from now on.
+The product has no such hook; this program lays itself around the methods of the server that it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from kit.server import Server
+
+COMMAND: list[str | Path] = [sys.executable, Path(__file__)]
+ARMED = "armed"
+
+#: Class or module by the name that moments use, and where it is.
+PLACES = {
+    "Creator": "cloche_server.app.create",
+    "Machines": "cloche_server.app.machines",
+    "Pools": "cloche_server.app.pools",
+    "Baker": "cloche_server.app.bake",
+    "Supervisor": "cloche_server.app.supervisor",
+    "SandboxStore": "cloche_server.store.sandboxes",
+    "IdempotencyStore": "cloche_server.store.tokens",
+    "QemuEngine": "cloche_server.engine.qemu.driver",
+    "QemuMachine": "cloche_server.engine.qemu.machine",
+    "GuestClient": "cloche_server.guest.client",
+    "TemplateCatalog": "cloche_server.storage.templates",
+    "present": "cloche_server.api",
+}
+POINTS = (
+    "Creator._reserve",
+    "SandboxStore.insert",
+    "SandboxStore.update",
+    "SandboxStore.forget",
+    "QemuEngine.launch",
+    "QemuEngine._spawn",
+    "QemuMachine.connect",
+    "QemuMachine.command",
+    "QemuMachine.restore",
+    "QemuMachine.kill",
+    "QemuMachine.save_device_state",
+    "GuestClient.connect",
+    "GuestClient.renew",
+    "GuestClient.quiesce",
+    "Machines.remove_directory",
+    "TemplateCatalog.publish",
+    "Baker._prove",
+    "present.sandbox",
+)
+
+
+def arm(server: Server, moment: str | None) -> None:
+    """Chooses the moment of the server's death; None: it lives."""
+    path = server.data / ARMED
+    if moment is None:
+        path.unlink(missing_ok=True)
+        return
+    name = moment.split(":")[0]
+    assert name in POINTS, f"{name} is not among the points of this module"
+    path.with_suffix(".new").write_text(moment)
+    path.with_suffix(".new").replace(path)
+
+
+class _Bomb:
+    def __init__(self, armed: Path) -> None:
+        self._armed = armed
+        self._moment = ""
+        self._calls = 0
+
+    def pass_by(self, name: str, when: str) -> None:
+        try:
+            moment = self._armed.read_text()
+        except OSError:
+            return
+        if moment != self._moment:
+            self._moment, self._calls = moment, 0
+        wanted, at, *count = moment.split(":")
+        if (wanted, at) != (name, when):
+            return
+        self._calls += 1
+        if self._calls >= int(count[0] if count else 1):
+            self._armed.unlink(missing_ok=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _wrapped(function: Callable[..., Any], name: str, bomb: _Bomb) -> Callable[..., Any]:
+    if inspect.iscoroutinefunction(function):
+
+        @functools.wraps(function)
+        async def call_async(*args: Any, **kwargs: Any) -> Any:
+            bomb.pass_by(name, "before")
+            result = await function(*args, **kwargs)
+            bomb.pass_by(name, "after")
+            return result
+
+        return call_async
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        bomb.pass_by(name, "before")
+        result = function(*args, **kwargs)
+        bomb.pass_by(name, "after")
+        return result
+
+    return call
+
+
+def install(armed: Path) -> None:
+    bomb = _Bomb(armed)
+    for point in POINTS:
+        owner_name, method = point.split(".")
+        module = importlib.import_module(PLACES[owner_name])
+        owner = getattr(module, owner_name, None) or importlib.import_module(f"{PLACES[owner_name]}.{owner_name}")
+        setattr(owner, method, _wrapped(getattr(owner, method), point, bomb))
+
+
+def main() -> None:
+    from cloche_server.cli.main import main as cli
+
+    data = Path(sys.argv[sys.argv.index("--data") + 1])
+    install(data / ARMED)
+    cli()
+
+
+if __name__ == "__main__":
+    main()
