@@ -159,7 +159,7 @@ class _Parts:
             isolation=engine.isolation,
             access=access,
             creator=creator,
-            creates=IdempotentCreates(creator, access, lifecycle, idempotency, clock),
+            creates=IdempotentCreates(creator, access, idempotency),
             lifecycle=lifecycle,
             execs=Execs(access),
             files=Files(access),

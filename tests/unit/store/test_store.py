@@ -23,7 +23,7 @@ from cloche_server.core.records import (
     TerminationReason,
 )
 from cloche_server.store.db import Conflict, Database
-from cloche_server.store.sandboxes import SandboxStore
+from cloche_server.store.sandboxes import IdempotencyKey, SandboxStore
 from cloche_server.store.sql import load_migrations, load_queries, parse
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
 
@@ -137,14 +137,25 @@ async def test_a_revoked_token_is_gone(database: Database) -> None:
 
 
 async def test_an_idempotency_key_is_taken_once(database: Database) -> None:
-    store = IdempotencyStore(database)
-    assert await store.remember("w", "k", "h", "s1", 1.0)
-    assert not await store.remember("w", "k", "h", "s2", 1.0)
+    store, sandboxes = IdempotencyStore(database), SandboxStore(database)
+    await sandboxes.insert(replace(RECORD, id="s1", workspace="w", created_at=1.0), IdempotencyKey("k", "h"))
+    with pytest.raises(Conflict):
+        await sandboxes.insert(replace(RECORD, id="s2", workspace="w"), IdempotencyKey("k", "h"))
+    assert await sandboxes.get("s2") is None
     found = await store.find("w", "k")
     assert found is not None
     assert found.sandbox_id == "s1"
     assert await store.find("other", "k") is None
+    assert await store.prune(1.0) == 0
     assert await store.prune(2.0) == 1
+
+
+async def test_a_create_that_came_to_nothing_sets_its_key_free(database: Database) -> None:
+    sandboxes = SandboxStore(database)
+    await sandboxes.insert(RECORD, IdempotencyKey("k", "h"))
+    await sandboxes.forget(RECORD.id)
+    assert await IdempotencyStore(database).find(RECORD.workspace, "k") is None
+    await sandboxes.insert(RECORD, IdempotencyKey("k", "h"))
 
 
 async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cloche_server.app.bake import Baker
@@ -20,6 +21,8 @@ from cloche_server.core.records import BootMode, ExecDefaults, Isolation, Resour
 from cloche_server.host.clock import Clock
 from cloche_server.settings import Settings
 from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
+from cloche_server.store.db import Conflict
+from cloche_server.store.sandboxes import IdempotencyKey
 from cloche_server.telemetry import log, metrics
 
 _log = log.get("create")
@@ -42,6 +45,7 @@ class CreateRequest:
     metadata: Mapping[str, str] = field(default_factory=dict)
     defaults: ExecDefaults = field(default_factory=ExecDefaults)
     minimum_boundary: str = "any"
+    key: IdempotencyKey | None = None
 
 
 @dataclass(slots=True)
@@ -93,7 +97,7 @@ class Creator:
             meta = await self._template(request.template, resources_of.shape)
             resources = self._with_disk(resources_of, request, meta)
             work = _Creation(request, meta, resources, began)
-            took = await run_steps("create", self._steps(work))
+            took = await self._make(work)
         except ClocheError as error:
             metrics.create_failures.labels(error.code).inc()
             raise
@@ -103,6 +107,18 @@ class Creator:
         metrics.create_seconds.labels(record.boot_mode.value).observe(time.perf_counter() - began)
         _log.info("sandbox.created", sandbox=record.id, mode=record.boot_mode.value, ms=record.boot_ms, steps=took)
         return record
+
+    async def _make(self, work: _Creation) -> dict[str, float]:
+        try:
+            return await run_steps("create", self._steps(work))
+        except asyncio.CancelledError:
+            if work.entry is not None and work.entry.doomed:
+                raise ClocheError(
+                    "sandbox.invalid_state",
+                    f"the sandbox {work.entry.record.id} was deleted while it was created",
+                    details={"status": Status.DELETED.value},
+                ) from None
+            raise
 
     # ---------------------------------------------------------------- what is asked for
 
@@ -217,7 +233,12 @@ class Creator:
             persistent=request.persistent,
             expires_at=expires_at(now, ttl, request.persistent),
         )
-        work.entry = await self._supervisor.admit(record)
+        try:
+            work.entry = await self._supervisor.admit(record, request.key)
+        except Conflict:
+            raise ClocheError(
+                "request.idempotency_conflict", "this Idempotency-Key is in use by another request"
+            ) from None
         work.entry.creating = asyncio.current_task()
 
     async def _unrecord(self, work: _Creation) -> None:
@@ -236,15 +257,18 @@ class Creator:
     async def _restore(self, work: _Creation) -> None:
         assert work.slot is not None
         if not work.slot.restored:
-            await self._machines.restore(work.slot)
+            with _told_as_boot_failure():
+                await self._machines.restore(work.slot)
 
     async def _grow(self, work: _Creation) -> None:
         assert work.slot is not None
-        await self._machines.grow_disk(work.slot, work.resources.disk_mb)
+        with _told_as_boot_failure():
+            await self._machines.grow_disk(work.slot, work.resources.disk_mb)
 
     async def _renew(self, work: _Creation) -> None:
         assert work.slot is not None
-        await self._machines.renew(work.slot)
+        with _told_as_boot_failure():
+            await self._machines.renew(work.slot)
 
     async def _start(self, work: _Creation) -> None:
         assert work.slot is not None
@@ -259,6 +283,17 @@ class Creator:
             started_at=self._clock.now(),
             boot_ms=max(1, round((time.perf_counter() - work.began) * 1000)),
         )
+
+
+@contextlib.contextmanager
+def _told_as_boot_failure() -> Iterator[None]:
+    """A caller who has no sandbox yet is not told of one that does not answer."""
+    try:
+        yield
+    except ClocheError as error:
+        if error.code not in {"sandbox.unreachable", "guest.protocol"}:
+            raise
+        raise ClocheError("sandbox.boot_failed", f"the sandbox could not be started: {error.message}") from error
 
 
 def _slot_size(slot: Slot) -> tuple[int, int, int]:

@@ -4,39 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from dataclasses import dataclass, field, replace
 
 from cloche_server.app.access import Access
 from cloche_server.app.create import CreateRequest, Creator
-from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import Sandbox
-from cloche_server.host.clock import Clock
+from cloche_server.store.sandboxes import IdempotencyKey
 from cloche_server.store.tokens import IdempotencyStore
 
 KEPT_SECONDS = 24 * 3600
+
+
+@dataclass(slots=True)
+class _Turn:
+    """Requests with one key take turns."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
 
 
 class IdempotentCreates:
     """Keys are kept for a day, and survive a restart of the server.
 
     The same key with the same body gives the same sandbox; with another body it is refused; after the
-    sandbox has ended it answers `sandbox.not_found`, never a second one.
+    sandbox has ended it answers `sandbox.not_found`, never a second one. The key is recorded together with
+    the sandbox, so that no moment at which the server may end leaves one without the other.
     """
 
     def __init__(
         self,
         creator: Creator,
         access: Access,
-        lifecycle: LifecycleVerbs,
         store: IdempotencyStore,
-        clock: Clock,
     ) -> None:
         self._creator = creator
         self._access = access
-        self._lifecycle = lifecycle
         self._store = store
-        self._clock = clock
-        self._locks: dict[tuple[str, str], asyncio.Lock] = {}
+        self._turns: dict[tuple[str, str], _Turn] = {}
 
     async def create(self, request: CreateRequest, key: str | None, body: bytes) -> Sandbox:
         """Errors: those of `Creator.create`, and `request.idempotency_conflict`."""
@@ -45,13 +50,15 @@ class IdempotentCreates:
         if not 1 <= len(key) <= 255 or not key.isprintable():
             raise ClocheError("request.invalid", "Idempotency-Key must have 1 to 255 printable characters")
         name = (request.workspace, key)
-        lock = self._locks.setdefault(name, asyncio.Lock())
+        turn = self._turns.setdefault(name, _Turn())
+        turn.users += 1
         try:
-            async with lock:
+            async with turn.lock:
                 return await self._create_once(request, key, hashlib.sha256(body).hexdigest())
         finally:
-            if not lock.locked():
-                self._locks.pop(name, None)
+            turn.users -= 1
+            if not turn.users:
+                del self._turns[name]
 
     async def _create_once(self, request: CreateRequest, key: str, digest: str) -> Sandbox:
         known = await self._store.find(request.workspace, key)
@@ -62,8 +69,4 @@ class IdempotentCreates:
                     "this Idempotency-Key was used before with another request body",
                 )
             return (await self._access.find(request.workspace, known.sandbox_id)).record
-        record = await self._creator.create(request)
-        if not await self._store.remember(request.workspace, key, digest, record.id, self._clock.now()):
-            await self._lifecycle.delete(request.workspace, record.id)
-            raise ClocheError("request.idempotency_conflict", "this Idempotency-Key is in use by another request")
-        return record
+        return await self._creator.create(replace(request, key=IdempotencyKey(key, digest)))

@@ -26,9 +26,11 @@ class LifecycleVerbs:
         """Ends the sandbox in whatever state it is. Nothing is left when this returns."""
         entry = await self._access.find(workspace, sandbox_id)
         if entry.record.status is Status.CREATING and entry.creating is not None:
+            entry.doomed = True
             entry.creating.cancel()
             await asyncio.wait({entry.creating})
-            return
+            if self._supervisor.get(sandbox_id) is not entry:
+                return
         await self._supervisor.post(entry, Event.DELETE, reason=TerminationReason.DELETED)
 
     async def set_ttl(

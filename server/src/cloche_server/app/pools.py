@@ -11,6 +11,7 @@ from collections import deque
 
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.machines import Machines, Slot, run_quietly
+from cloche_server.app.steps import to_the_end
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ports import BakedTemplate
 from cloche_server.core.records import BootMode, Resources
@@ -32,8 +33,8 @@ class Pools:
         self._slots: dict[BootMode, deque[Slot]] = {BootMode.LAUNCHED: deque(), BootMode.WARM: deque()}
         self._template: BakedTemplate | None = None
         self._changed = asyncio.Event()
-        self._busy = 0
-        self._closed = False
+        #: The machine that is being made now, promised but in no pool yet.
+        self._filling: asyncio.Task[bool] | None = None
 
     def aim(self, template: BakedTemplate | None) -> None:
         """Sets what the pools hold from now on."""
@@ -65,12 +66,17 @@ class Pools:
         self._slots[slot.mode].appendleft(slot)
 
     async def give_up_one(self) -> bool:
-        """Ends one pooled machine to make room for a sandbox. False when the pools are empty."""
+        """Ends one pooled machine, or the making of one, to make room for a sandbox. False when there is none."""
         for kind in (BootMode.LAUNCHED, BootMode.WARM):
             if self._slots[kind]:
                 await self._discard(self._slots[kind].popleft())
                 return True
-        return False
+        filling = self._filling
+        if filling is None or filling.done():
+            return False
+        filling.cancel()
+        await asyncio.wait({filling})
+        return True
 
     def quick_to_fill(self) -> bool:
         """Whether both pools are full (or none is wanted)."""
@@ -81,17 +87,20 @@ class Pools:
         pause = BACKOFF[0]
         while True:
             self._changed.clear()
-            await self._clear_stale()
-            kind = self._missing()
-            if kind is None:
-                await self._wait(5.0)  # a pooled machine may have died without a word
-                continue
+            kind = None
             try:
-                filled = await self._fill(kind)
+                await self._clear_stale()
+                kind = self._missing()
+                filled = kind is None or await self._fill_one(kind)
             except ClocheError as error:
-                _log.warning("pool.refill_failed", kind=kind.value, code=error.code, error=error.message)
+                _log.warning("pool.refill_failed", code=error.code, error=error.message)
                 filled = False
-            if filled:
+            except Exception as error:  # noqa: BLE001 - without pools creates are slower, and all goes on
+                _log.error("pool.refill_failed", error=repr(error))
+                filled = False
+            if kind is None and filled:
+                await self._wait(5.0)  # a pooled machine may have died without a word
+            elif filled:
                 pause = BACKOFF[0]
             else:
                 await self._wait(pause)
@@ -122,6 +131,19 @@ class Pools:
                 await self._discard(slot)
         self._gauge()
 
+    async def _fill_one(self, kind: BootMode) -> bool:
+        """`_fill` as a task that `give_up_one` may end; that counts as no room."""
+        self._filling = asyncio.ensure_future(self._fill(kind))
+        try:
+            await asyncio.wait({self._filling})
+        except asyncio.CancelledError:
+            self._filling.cancel()
+            await asyncio.wait({self._filling})
+            raise
+        finally:
+            filling, self._filling = self._filling, None
+        return not filling.cancelled() and filling.result()
+
     async def _fill(self, kind: BootMode) -> bool:
         """One more machine; False when there is no room for it."""
         template = self._template
@@ -143,7 +165,7 @@ class Pools:
                 for _ in range(2):
                     await run_quietly(slot.guest, ("/bin/bash", "-c", "echo warm; /bin/true"))
         except BaseException:
-            await asyncio.shield(self._discard(slot))
+            await to_the_end(self._discard(slot))
             raise
         self._slots[kind].append(slot)
         self._gauge()
@@ -165,4 +187,7 @@ class Pools:
         self._template = None
         for slots in self._slots.values():
             while slots:
-                await self._discard(slots.popleft())
+                try:
+                    await self._discard(slots.popleft())
+                except Exception as error:  # noqa: BLE001 - the others have to go too; the next start sweeps
+                    _log.error("pool.drain_failed", error=repr(error))

@@ -21,7 +21,7 @@ from cloche_server.core.ports import Machine, MachineExit
 from cloche_server.core.records import Sandbox, Termination, TerminationReason
 from cloche_server.guest.client import GuestClient
 from cloche_server.host.clock import Clock
-from cloche_server.store.sandboxes import SandboxStore
+from cloche_server.store.sandboxes import IdempotencyKey, SandboxStore
 from cloche_server.telemetry import log, metrics
 
 _log = log.get("supervisor")
@@ -41,6 +41,8 @@ class Entry:
     machine: Machine | None = None
     guest: GuestClient | None = None
     creating: asyncio.Task[Any] | None = None
+    #: Somebody deletes it while it is created.
+    doomed: bool = False
     running_execs: int = 0
     last_activity: float = 0.0
     #: The state has moved on, and could not be recorded yet; `record.version` is still the stored one.
@@ -85,9 +87,9 @@ class Supervisor:
 
     # ---------------------------------------------------------------- the beginning
 
-    async def admit(self, record: Sandbox) -> Entry:
-        """Records a sandbox that is about to be made."""
-        await self._store.insert(record)
+    async def admit(self, record: Sandbox, key: IdempotencyKey | None = None) -> Entry:
+        """Records a sandbox that is about to be made, with the key it is made for. Raises `Conflict`."""
+        await self._store.insert(record, key)
         entry = Entry(record, last_activity=self._clock.monotonic())
         self._entries[record.id] = entry
         self._gauge()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from cloche_server.app.idempotency import KEPT_SECONDS
 from cloche_server.app.pools import Pools
@@ -47,12 +48,23 @@ class Upkeep:
 
     async def run(self) -> None:
         next_prune = 0.0
+        await self._safely(self._sweep)
         while True:
-            await self._aim()
+            await self._safely(self._aim)
             if self._clock.monotonic() >= next_prune:
                 next_prune = self._clock.monotonic() + PRUNE_EVERY
-                await self._prune()
+                await self._safely(self._prune)
             await asyncio.sleep(AIM_EVERY)
+
+    async def _safely(self, work: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await work()
+        except Exception as error:  # noqa: BLE001 - house-keeping must never take the server with it
+            _log.error("upkeep.failed", error=repr(error))
+
+    async def _sweep(self) -> None:
+        """A bake that was killed has left a machine that runs for nobody."""
+        await asyncio.to_thread(self._catalog.sweep)
 
     async def _aim(self) -> None:
         """Another process may have baked a newer template, or removed or damaged the present one."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from cloche_server.core.lifecycle import Status
@@ -82,15 +82,27 @@ def from_row(row: Row) -> Sandbox:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class IdempotencyKey:
+    """The `Idempotency-Key` that a sandbox is made for, and a digest of the request that came with it."""
+
+    key: str
+    request_hash: str
+
+
 class SandboxStore:
     """Where sandbox records live. Every update is conditional on the version it came from."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def insert(self, sandbox: Sandbox) -> None:
-        """Raises `Conflict` when the id exists."""
-        await self._db.execute("insert_sandbox", **to_row(sandbox))
+    async def insert(self, sandbox: Sandbox, key: IdempotencyKey | None = None) -> None:
+        """Both or neither. Raises `Conflict` when the id or the key exists."""
+        statements: list[tuple[str, dict[str, Any]]] = [("insert_sandbox", to_row(sandbox))]
+        if key is not None:
+            taken = {"workspace": sandbox.workspace, "sandbox_id": sandbox.id, "created_at": sandbox.created_at}
+            statements.append(("insert_idempotency", {**taken, **asdict(key)}))
+        await self._db.execute_all(statements)
 
     async def update(self, sandbox: Sandbox) -> None:
         """Writes `sandbox`, whose version is one above the stored one. Raises `Conflict` otherwise."""
@@ -106,7 +118,8 @@ class SandboxStore:
         return [from_row(row) for row in await self._db.fetch("all_sandboxes")]
 
     async def forget(self, sandbox_id: str) -> None:
-        await self._db.execute("forget_sandbox", id=sandbox_id)
+        """Removes the record of a create that came to nothing, and sets its key free."""
+        await self._db.execute_all([("forget_sandbox", {"id": sandbox_id}), ("forget_idempotency", {"id": sandbox_id})])
 
     async def prune(self, before: float) -> int:
         return await self._db.execute("prune_sandboxes", before=before)

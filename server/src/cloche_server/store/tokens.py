@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from cloche_server.core.ids import token_from_random, token_hash, token_prefix
 from cloche_server.core.records import TokenInfo
-from cloche_server.store.db import Conflict, Database
+from cloche_server.store.db import Database
 
 
 class TokenStore:
@@ -53,7 +53,7 @@ class IdempotencyRecord:
 
 
 class IdempotencyStore:
-    """Which sandbox an `Idempotency-Key` of a create made."""
+    """Which sandbox an `Idempotency-Key` of a create made; `SandboxStore.insert` writes it."""
 
     def __init__(self, database: Database) -> None:
         self._db = database
@@ -61,21 +61,6 @@ class IdempotencyStore:
     async def find(self, workspace: str, key: str) -> IdempotencyRecord | None:
         rows = await self._db.fetch("find_idempotency", workspace=workspace, key=key)
         return IdempotencyRecord(rows[0]["request_hash"], rows[0]["sandbox_id"]) if rows else None
-
-    async def remember(self, workspace: str, key: str, request_hash: str, sandbox_id: str, now: float) -> bool:
-        """False when the key was taken in the meantime."""
-        try:
-            await self._db.execute(
-                "insert_idempotency",
-                workspace=workspace,
-                key=key,
-                request_hash=request_hash,
-                sandbox_id=sandbox_id,
-                created_at=now,
-            )
-        except Conflict:
-            return False
-        return True
 
     async def prune(self, before: float) -> int:
         return await self._db.execute("prune_idempotency", before=before)

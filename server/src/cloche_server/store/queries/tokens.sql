@@ -27,6 +27,10 @@ SELECT request_hash, sandbox_id, created_at FROM idempotency WHERE workspace = :
 INSERT INTO idempotency (workspace, key, request_hash, sandbox_id, created_at)
 VALUES (:workspace, :key, :request_hash, :sandbox_id, :created_at);
 
+-- forget_idempotency --
+-- Sets the key of a create that came to nothing free.
+DELETE FROM idempotency WHERE sandbox_id = :id;
+
 -- prune_idempotency --
 -- Forgets keys older than a moment.
 DELETE FROM idempotency WHERE created_at < :before;
