@@ -15,7 +15,7 @@ from kit import sse
 
 Content = bytes | Iterable[bytes]
 #: Emulated guests on a busy machine are slow; what really matters has its own bound in its test.
-TIMEOUT = httpx.Timeout(120.0, connect=20.0)
+TIMEOUT = httpx.Timeout(300.0, connect=20.0)
 LIMITS = httpx.Limits(max_connections=1000, max_keepalive_connections=100)
 
 

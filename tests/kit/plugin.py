@@ -32,6 +32,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         _SERVERS.pop().close()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All that lies in `tests/vm` boots machines."""
     here = Path(__file__).resolve().parents[1] / "vm"
