@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.machines import Machines
 from cloche_server.app.supervisor import Supervisor
+from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import ON_RESTART, Status
 from cloche_server.core.lifecycle import Event as LifecycleEvent
 from cloche_server.core.ports import Machine
@@ -64,6 +65,7 @@ class Reconciler:
                 if await self._adopt(record, found.get(record.id)):
                     adopted += 1
                 else:
+                    await self._end(found.get(record.id))  # a machine that nobody steers must not run on
                     await self._mark_failed(record, same_boot)
                     failed += 1
             else:
@@ -77,7 +79,14 @@ class Reconciler:
     async def _adopt(self, record: Sandbox, ref: ProcessRef | None) -> bool:
         if ref is None or ref != record.process:
             return False
-        machine: Machine | None = await self._machines.engine.adopt(record.id, self._machines.root / record.id, ref)
+        directory = self._machines.root / record.id
+        try:
+            machine: Machine | None = await self._machines.engine.adopt(record.id, directory, ref)
+        except OSError as error:
+            raise ClocheError(
+                "host.unsupported",
+                f"the sandbox {record.id} could not be taken over ({error.strerror}); all are left as they are",
+            ) from error
         if machine is None:
             return False
         self._capacity.take_over(record.id, record.resources)
@@ -133,8 +142,11 @@ class Reconciler:
             await self._remove(name, found.get(name))
         return len(orphans)
 
-    async def _remove(self, name: str, ref: ProcessRef | None) -> None:
+    async def _end(self, ref: ProcessRef | None) -> None:
         if ref is not None:
             process.kill(ref.pid, ref.start_time)
             await process.wait_exit(ref.pid, ref.start_time, 10)
+
+    async def _remove(self, name: str, ref: ProcessRef | None) -> None:
+        await self._end(ref)
         await self._machines.remove_directory(name)

@@ -1,0 +1,43 @@
+"""Fixtures of the use cases over a host in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from app_host import Crew, Host, assemble
+
+from cloche_server.app import machines as machines_module
+from cloche_server.app import reconcile as reconcile_module
+from cloche_server.store.db import Database
+from kit.fake_engine import FakeGuest, World
+
+
+@pytest.fixture
+async def database(tmp_path: Path) -> AsyncIterator[Database]:
+    database = Database(tmp_path / "c.db")
+    await database.open()
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    world = World()
+    monkeypatch.setattr(FakeGuest, "world", world, raising=False)
+    monkeypatch.setattr(machines_module, "GuestClient", FakeGuest)
+    monkeypatch.setattr(reconcile_module, "GuestClient", FakeGuest)
+    return world
+
+
+@pytest.fixture
+async def crew() -> AsyncIterator[Crew]:
+    crew = Crew()
+    yield crew
+    await crew.end()
+
+
+@pytest.fixture
+def host(tmp_path: Path, database: Database, world: World, crew: Crew) -> Host:
+    return assemble(tmp_path, database, world, crew)
