@@ -27,7 +27,7 @@ class Defaults:
     """What a command gets in a sandbox of this template when the caller does not say."""
 
     user: str = "root"
-    workdir: str = "/root"
+    workdir: str | None = None  # the home of whoever the command runs as
     env: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -82,8 +82,8 @@ def parse_recipe(text: str, source: str = "recipe") -> Recipe:
 
 
 def _defaults(table: _Table) -> Defaults:
-    workdir = table.text("workdir", default="/root")
-    if not workdir.startswith("/") or "\0" in workdir:
+    workdir = table.text("workdir") if "workdir" in table.data else None
+    if workdir is not None and not workdir.startswith("/"):
         raise _invalid(table.source, f"`{table.prefix}workdir` must be an absolute path")
     user = table.text("user", default="root", pattern=_USER)
     values = table.table("env")
