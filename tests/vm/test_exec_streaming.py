@@ -265,6 +265,6 @@ class TestHangUp:
         assert (info["exit_code"], info["stdout"]) == (2, "made\n")
 
 
-def _ended(box: Box, exec_id: str) -> dict[str, object] | None:
+def _ended(box: Box, exec_id: str) -> dict[str, object]:
     info = box.exec_info(exec_id)
-    return info if info["status"] == "exited" else None
+    return info if info["status"] == "exited" else {}
