@@ -67,7 +67,7 @@ def with_defaults(command: Command, defaults: ExecDefaults) -> dict[str, object]
     return {
         "env": {**defaults.env, **command.env},
         "cwd": command.cwd if command.cwd is not None else defaults.cwd,
-        "user": command.user if command.user is not None else defaults.user,
+        "user": command.user or defaults.user,
     }
 
 
