@@ -200,12 +200,12 @@ class TestQuoting:
     )
     def test_a_bad_directory_is_named(self, shared: Box, cwd: str, user: str | None) -> None:
         error = shared.refused("pwd", cwd=cwd, **({"user": user} if user else {}))
-        assert error.status == 400, error
+        assert error.status in {400, 413}, error
         assert "cwd" in str(error.details.get("field", "")) or "cwd" in str(error.details)
         assert shared.exec("ls /tmp/pwn*").code != 0
 
     @pytest.mark.parametrize(
-        "user", ["nosuchuser", "root;id", "../root", "root:nosuchgroup", "-1", "99999999999", ":", ""]
+        "user", ["nosuchuser", "root;id", "../root", "root:nosuchgroup", "-1", "99999999999", ":", "x" * 257]
     )
     def test_a_bad_user_is_named(self, shared: Box, user: str) -> None:
         error = shared.refused("id", user=user)
