@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from ._async.client import AsyncClient
 from ._async.execution import AsyncExec, AsyncExecStream
-from ._async.files import AsyncFiles
+from ._async.files import AsyncFiles, AsyncFileStream
 from ._async.sandbox import AsyncSandbox
 from ._sync.client import Client
 from ._sync.execution import Exec, ExecStream
-from ._sync.files import Files
+from ._sync.files import Files, FileStream
 from ._sync.sandbox import Sandbox
 from ._version import __version__
 from .errors import (
@@ -86,6 +86,7 @@ __all__ = [
     "AsyncClient",
     "AsyncExec",
     "AsyncExecStream",
+    "AsyncFileStream",
     "AsyncFiles",
     "AsyncSandbox",
     "AuthError",
@@ -114,6 +115,7 @@ __all__ = [
     "FileError",
     "FileExists",
     "FileNotFound",
+    "FileStream",
     "Files",
     "Gap",
     "GuestError",

@@ -6,6 +6,7 @@ ends (as asyncio and trio close asynchronous generators then), so nothing is eve
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
 import threading
@@ -20,11 +21,10 @@ import anyio.lowlevel
 import anyio.to_thread
 import httpx
 
-from ._http import client_options
+from ._http import client_options, is_secure
 
 T = TypeVar("T")
 
-Gen = AsyncGenerator[T, None]
 sleep = anyio.sleep
 
 
@@ -71,8 +71,12 @@ async def write_chunk(file: BinaryIO, data: bytes) -> None:
         await written
 
 
+Key = tuple[int, bool]
+
+
 @dataclass(slots=True)
 class _Slot:
+    loop: weakref.ref[object]
     http: httpx.AsyncClient
     keeper: AsyncGenerator[None, None]
 
@@ -82,35 +86,38 @@ class Pool:
 
     def __init__(self, max_connections: int | None = None) -> None:
         self._max_connections = max_connections
-        self._reset()
-        _pools.add(self)
-
-    def _reset(self) -> None:
-        self._lock = threading.Lock()
-        self._slots: dict[int, tuple[weakref.ref[object], _Slot]] = {}
         self._inherited: list[Any] = []
+        self._lock = threading.Lock()
+        self._slots: dict[Key, _Slot] = {}
+        _pools.add(self)
 
     def forget(self) -> None:
         """In a child process: start afresh, and leave the parent's sockets alone."""
-        inherited = [*self._inherited, self._slots]
-        self._reset()
-        self._inherited = inherited
+        self._inherited.append(self._slots)
+        self._lock = threading.Lock()
+        self._slots = {}
 
-    async def client(self) -> httpx.AsyncClient:
-        """The HTTP client of the running event loop."""
-        loop = _running_loop()
+    async def client(self, url: str) -> httpx.AsyncClient:
+        """The HTTP client of the running event loop for an address."""
+        loop, secure = _running_loop(), is_secure(url)
+        key = (id(loop), secure)
         with self._lock:
-            found = self._slots.get(id(loop))
-            if found is not None and found[0]() is loop:
-                return found[1].http
-            self._slots = {key: kept for key, kept in self._slots.items() if not _is_dead(kept[0]())}
-            http = httpx.AsyncClient(**client_options(self._max_connections))
-            slot = _Slot(http, self._keep(id(loop), http))
-            self._slots[id(loop)] = (weakref.ref(loop), slot)
+            found = self._slots.get(key)
+            if found is not None and found.loop() is loop:
+                return found.http
+        make = functools.partial(client_options, secure, self._max_connections)
+        options = await run_blocking(make) if secure else make()  # https loads the certificate store
+        with self._lock:
+            found = self._slots.get(key)
+            if found is not None and found.loop() is loop:
+                return found.http
+            self._slots = {k: slot for k, slot in self._slots.items() if not _is_dead(slot.loop())}
+            http = httpx.AsyncClient(**options)
+            slot = self._slots[key] = _Slot(weakref.ref(loop), http, self._keep(key, http))
         await anext(slot.keeper)
         return http
 
-    async def _keep(self, key: int, http: httpx.AsyncClient) -> AsyncGenerator[None, None]:
+    async def _keep(self, key: Key, http: httpx.AsyncClient) -> AsyncGenerator[None, None]:
         """Waits, registered with the loop, until the loop ends or the pool is closed."""
         try:
             yield
@@ -121,10 +128,11 @@ class Pool:
 
     async def aclose(self) -> None:
         """Close the connections of the running loop. The pool stays usable and opens new ones."""
+        loop = _running_loop()
         with self._lock:
-            found = self._slots.get(id(_running_loop()))
-        if found is not None:
-            await found[1].keeper.aclose()
+            slots = [slot for slot in self._slots.values() if slot.loop() is loop]
+        for slot in slots:
+            await slot.keeper.aclose()
 
 
 def _running_loop() -> object:

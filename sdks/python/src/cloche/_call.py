@@ -5,6 +5,7 @@ Rules for sending again, and there are no others:
 
 * no connection came about: nothing was sent, so any call may be repeated, three times within seconds;
 * create was answered 503 with `Retry-After`: nothing was made, so it is repeated within the retry budget;
+* the answer of create was lost: it is repeated once, under the same idempotency key, which makes no second one;
 * a call that changes nothing (`safe`) broke off or met a retryable refusal: it is repeated once.
 
 A command is never run twice.
@@ -54,6 +55,7 @@ class Call:
     exec_id: str = ""
     encoding: _wire.Output = "utf-8"
     accept: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def url(self, base: str) -> str:
         """The whole URL. Encoded here, once, so that no name of a file can be decoded twice."""
@@ -81,25 +83,27 @@ def timeout(call: Call, default: float) -> httpx.Timeout:
     return httpx.Timeout(wait, connect=min(CONNECT_TIMEOUT, default), pool=wait)
 
 
-def retry_delay(
-    call: Call, error: errors.ClocheError, attempt: int, elapsed: float, budget: float
-) -> float | None:
+def retry_delay(call: Call, error: errors.ClocheError, attempt: int, elapsed: float, budget: float) -> float | None:
     """Seconds until `call` is sent again after `error`, or None if it is not. `attempt` counts from 0."""
     if isinstance(error, errors.ConnectFailed):
         delay = CONNECT_DELAYS[attempt] if attempt < len(CONNECT_DELAYS) and error.retryable else None
     elif call.kind == "create" and error.status == 503 and error.retry_after is not None:
         spread = min(15.0, 2.0**attempt)
         delay = error.retry_after + random.uniform(0, min(spread, max(0.1, error.retry_after)))  # noqa: S311
-    elif call.kind == "safe" and attempt == 0 and _worth_repeating(error):
+    elif call.kind == "create" and attempt == 0 and _lost(error):
+        delay = SAFE_DELAY
+    elif call.kind == "safe" and attempt == 0 and (_lost(error) or _refused_for_now(error)):
         delay = max(SAFE_DELAY, error.retry_after or 0)
     else:
         delay = None
     return delay if delay is not None and elapsed + delay <= budget else None
 
 
-def _worth_repeating(error: errors.ClocheError) -> bool:
-    if isinstance(error, errors.ConnectionLost):
-        return not isinstance(error, errors.RequestTimeout)
+def _lost(error: errors.ClocheError) -> bool:
+    return isinstance(error, errors.ConnectionLost) and not isinstance(error, errors.RequestTimeout)
+
+
+def _refused_for_now(error: errors.ClocheError) -> bool:
     return error.retryable or (error.status == 503 and error.retry_after is not None)
 
 
@@ -151,9 +155,7 @@ def refusal(call: Call, status: int, headers: Mapping[str, str], body: bytes) ->
     if not isinstance(data.get("error"), str) or not isinstance(data.get("code", ""), str):
         data = {"error": f"the server answered with HTTP status {status}"}
     if 300 <= status < 400:
-        return errors.ProtocolError(
-            f"the server redirects (HTTP {status}); is the address right?", status=status
-        )
+        return errors.ProtocolError(f"the server redirects (HTTP {status}); is the address right?", status=status)
     return told(call, data, status, headers.get("x-request-id", ""), _seconds(headers.get("retry-after")))
 
 
@@ -167,8 +169,9 @@ def told(
     fields = dict(details) if isinstance(details, Mapping) else {}
     if "timeout_seconds" in data:
         fields.setdefault("timeout_seconds", data["timeout_seconds"])
+    detail = data.get("detail")
     error = kind(
-        str(data["error"]),
+        detail if data["error"] == "unauthorized" and isinstance(detail, str) and detail else str(data["error"]),
         code or f"http.{status}",
         status,
         bool(data.get("retryable", False)),

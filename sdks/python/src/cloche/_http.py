@@ -21,11 +21,11 @@ IDLE_SECONDS = 4.0
 _DIRECT = ("all://127.0.0.1", "all://localhost", "all://[::1]")
 
 
-def client_options(max_connections: int | None) -> dict[str, Any]:
+def client_options(secure: bool, max_connections: int | None) -> dict[str, Any]:
     """Keyword arguments for `httpx.Client` and `httpx.AsyncClient`."""
     limit = MAX_CONNECTIONS if max_connections is None else max_connections
     return {
-        "verify": _tls(),
+        "verify": _tls() if secure else _no_tls(),
         "mounts": dict.fromkeys(_DIRECT),
         "follow_redirects": False,
         "headers": {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"},
@@ -37,7 +37,17 @@ def client_options(max_connections: int | None) -> dict[str, Any]:
     }
 
 
+def is_secure(url: str) -> bool:
+    """Whether the address is one of https."""
+    return url.startswith("https:")
+
+
+def _no_tls() -> ssl.SSLContext:
+    """Trusts nobody, and costs nothing to make: for plain HTTP."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
 @functools.cache
 def _tls() -> ssl.SSLContext:
-    """Loading the certificate store takes tens of milliseconds: once in a process."""
+    """Loading the certificate store takes tens of milliseconds: only for https, once in a process."""
     return httpx.create_ssl_context()

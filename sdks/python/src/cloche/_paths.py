@@ -43,6 +43,14 @@ def field(path: RemotePath, name: str = "path") -> dict[str, str]:
     return {name: value}
 
 
+def text_field(path: RemotePath, name: str) -> dict[str, str]:
+    """The same for a call whose fields are JSON text, which other names cannot be put in."""
+    value = field(path, name)
+    if name not in value:
+        raise ValueError(f"this call takes no names that are not UTF-8: {text(path)!r}")
+    return value
+
+
 def entry(data: Mapping[str, Any], directory: str | None = None) -> FileEntry:
     """An entry of the API. `directory`: the path that was listed; else the entry's own path is used."""
     name = str(data.get("name") or "")

@@ -12,17 +12,16 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, BinaryIO, TypeVar
 
 import httpx
 
-from ._http import client_options
+from ._http import client_options, is_secure
 
 T = TypeVar("T")
 
-Gen = Generator[T, None, None]
 sleep = time.sleep
 
 
@@ -67,28 +66,29 @@ class Pool:
     def __init__(self, max_connections: int | None = None) -> None:
         self._max_connections = max_connections
         self._lock = threading.Lock()
-        self._http: httpx.Client | None = None
+        self._clients: dict[bool, httpx.Client] = {}
         self._inherited: list[Any] = []
         _pools.add(self)
 
     def forget(self) -> None:
         """In a child process: start afresh, and leave the parent's sockets alone."""
         self._lock = threading.Lock()
-        self._inherited.append(self._http)
-        self._http = None
+        self._inherited.append(self._clients)
+        self._clients = {}
 
-    def client(self) -> httpx.Client:
-        """The HTTP client of this process."""
+    def client(self, url: str) -> httpx.Client:
+        """The HTTP client of this process for an address."""
+        secure = is_secure(url)
         with self._lock:
-            if self._http is None:
-                self._http = httpx.Client(**client_options(self._max_connections))
-            return self._http
+            if secure not in self._clients:
+                self._clients[secure] = httpx.Client(**client_options(secure, self._max_connections))
+            return self._clients[secure]
 
     def close(self) -> None:
         """Close the connections. The pool stays usable and opens new ones."""
         with self._lock:
-            http, self._http = self._http, None
-        if http is not None:
+            clients, self._clients = self._clients, {}
+        for http in clients.values():
             http.close()
 
 

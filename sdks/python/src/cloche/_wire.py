@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import codecs
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -68,8 +69,10 @@ def exec_body(
         "detach": detach or None,
     }
     body.update({name: value for name, value in optional.items() if value is not None})
-    if stdin is not None:
-        body["stdin"] = _stdin(stdin)
+    if isinstance(stdin, str):
+        body["stdin"] = stdin
+    elif stdin is not None:
+        body |= {"stdin": base64.b64encode(stdin).decode(), "stdin_base64": True}
     return body
 
 
@@ -80,17 +83,6 @@ def _arguments(cmd: Sequence[str]) -> list[str]:
         if not isinstance(item, str):
             raise TypeError(f"arguments are strings, not {type(item).__name__}")
     return list(cmd)
-
-
-def _stdin(data: str | bytes) -> str:
-    if isinstance(data, str):
-        return data
-    try:
-        return data.decode("utf-8")
-    except UnicodeDecodeError:
-        raise ValueError(
-            "stdin must be UTF-8; write other bytes to a file in the sandbox and redirect from it"
-        ) from None
 
 
 # --- reading
@@ -123,9 +115,7 @@ def parse_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except (ValueError, RecursionError):
-        raise ProtocolError(
-            "the server's answer is not JSON; is the address that of a Cloche server?"
-        ) from None
+        raise ProtocolError("the server's answer is not JSON; is the address that of a Cloche server?") from None
 
 
 def timestamp(value: object) -> datetime | None:
@@ -202,10 +192,35 @@ def stream_event(event: str, data: Json, event_id: str, encoding: Output) -> mod
     if event == "stderr":
         return models.Stderr(output(data, "chunk", encoding), offset)
     if event == "gap":
-        return models.Gap(int(data.get("bytes") or 0), offset)
+        return models.Gap(int(data.get("bytes") or 0), offset, str(data.get("stream") or "both"))
     if event == "exit":
         return exit_event(data)
     return None
+
+
+class TextDecoder:
+    """Turns the bytes of a stream into text, however its pieces cut the characters.
+
+    It lives as long as the stream does, over broken connections: what is asked for again begins in bytes, so
+    a character of which one half came before the break and one after is whole.
+    """
+
+    def __init__(self) -> None:
+        self._decoders = _decoders()
+
+    def feed(self, event: models.ExecEvent[Any]) -> list[models.ExecEvent[Any]]:
+        """The events with text that `event` makes known: none while a character is incomplete."""
+        if isinstance(event, models.Stdout | models.Stderr):
+            text = self._decoders[type(event)].decode(event.data)
+            return [type(event)(text, event.offset)] if text else []
+        rest = [(kind, decoder.decode(b"", final=True)) for kind, decoder in self._decoders.items()]
+        self._decoders = _decoders()
+        return [*(kind(text) for kind, text in rest if text), event]
+
+
+def _decoders() -> dict[type[Any], codecs.IncrementalDecoder]:
+    make = codecs.getincrementaldecoder("utf-8")
+    return {models.Stdout: make("replace"), models.Stderr: make("replace")}
 
 
 def exec_info(data: Json, encoding: Output = "utf-8") -> models.ExecInfo:

@@ -312,6 +312,7 @@ CODES: Final[Mapping[str, type[ClocheError]]] = {
     "auth.invalid_token": AuthError,
     "request.invalid": InvalidRequestError,
     "request.too_large": InvalidRequestError,
+    "request.headers_too_large": InvalidRequestError,
     "request.not_found": NotFoundError,
     "request.method_not_allowed": InvalidRequestError,
     "request.idempotency_conflict": ConflictError,

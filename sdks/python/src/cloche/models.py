@@ -113,10 +113,14 @@ class Stderr(Generic[AnyStr]):
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """`bytes` of output at this point are no longer kept by the server."""
+    """`bytes` of output are missing at this point: over the output limit, or no longer kept by the server.
+
+    `stream`: `stdout`, `stderr` or `both`.
+    """
 
     bytes: int
     offset: int | None = None
+    stream: str = "both"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from cloche_fake import FakeCloche, faults
+
 from cloche import (
     AsyncSandbox,
     CommandFailed,
@@ -14,8 +16,6 @@ from cloche import (
     ProtocolError,
     SandboxGone,
 )
-from cloche_fake import FakeCloche, Reply, Request
-from cloche_fake.http import Abort
 
 
 async def test_streams_and_exit_code_are_apart(fake: FakeCloche) -> None:
@@ -46,8 +46,7 @@ async def test_options(fake: FakeCloche) -> None:
     assert json.loads(result.stdout) == {"env": {"A": "1"}, "cwd": "/x y", "user": "me", "timeout_seconds": 2.5}
     assert (await sandbox.exec("cat", stdin="日本")).stdout == "日本"
     assert (await sandbox.exec("cat", stdin=b"abc")).stdout == "abc"
-    with pytest.raises(ValueError, match="UTF-8"):
-        await sandbox.exec("cat", stdin=b"\xff")
+    assert (await sandbox.exec_bytes("cat", stdin=b"\xff\0")).stdout == b"\xff\0"
     with pytest.raises(TypeError, match="timout"):
         await sandbox.exec("true", timout=1)  # type: ignore[call-arg]
 
@@ -72,19 +71,14 @@ async def test_callbacks(fake: FakeCloche) -> None:
 
 
 async def test_timeout_keeps_the_partial_output(fake: FakeCloche) -> None:
-    async def timeout(request: Request, reply: Reply) -> None:
-        details = {"stdout": "so far", "stderr": "", "exit_code": 137, "termination": {"reason": "timeout"}}
-        await reply.error(504, "exec.timeout", "the command ran into its timeout", timeout_seconds=2, details=details)
-
-    async def told_late(request: Request, reply: Reply) -> None:
-        await reply.begin(200, "application/json")
-        await reply.chunk(b"\n  ")
-        body = {"error": "too slow", "code": "exec.timeout", "exit_code": 124, "stdout": "so far", "stderr": ""}
-        await reply.chunk(json.dumps({**body, "timeout_seconds": 2}).encode())
-        await reply.end()
-
+    text = "the command ran into its timeout"
+    output = {"stdout": "so far", "stderr": ""}
+    details = {**output, "exit_code": 137, "termination": {"reason": "timeout"}}
+    refused = faults.error(504, "exec.timeout", text, timeout_seconds=2, details=details)
+    late = {"error": text, "code": "exec.timeout", "exit_code": 124, "timeout_seconds": 2, **output}
+    told_late = faults.pieces([b"\n  ", json.dumps(late).encode()])
     sandbox = await AsyncSandbox.create()
-    for handler, code in ((timeout, 137), (told_late, 124)):
+    for handler, code in ((refused, 137), (told_late, 124)):
         fake.on("POST", "/exec", handler)
         with pytest.raises(CommandTimeout) as caught:
             await sandbox.exec("sleep 100", timeout=2)
@@ -96,43 +90,26 @@ async def test_timeout_keeps_the_partial_output(fake: FakeCloche) -> None:
 
 
 async def test_white_space_before_a_late_answer(fake: FakeCloche) -> None:
-    async def late(request: Request, reply: Reply) -> None:
-        await reply.begin(200, "application/json")
-        for _ in range(3):
-            await reply.chunk(b" \n")
-        await reply.chunk(b'{"exec_id": "x", "stdout": "done", "stderr": "", "exit_code": 0}')
-        await reply.end()
-
+    body = b'{"exec_id": "x", "stdout": "done", "stderr": "", "exit_code": 0}'
     sandbox = await AsyncSandbox.create()
-    fake.on("POST", "/exec", late)
+    fake.on("POST", "/exec", faults.pieces([b" \n", b" \n", b" \n", body]))
     assert (await sandbox.exec("x")).stdout == "done"
 
 
 async def test_a_command_is_never_run_twice(fake: FakeCloche) -> None:
-    async def vanish(request: Request, reply: Reply) -> None:
-        await request.body()
-        raise Abort
-
-    async def half(request: Request, reply: Reply) -> None:
-        await reply.begin(200, "application/json", 1000)
-        await reply.raw(b'{"stdout": "')
-        raise Abort
-
-    async def chunked_half(request: Request, reply: Reply) -> None:
-        await reply.begin(200, "application/json")
-        await reply.chunk(b'{"exit_code": 0, "stdout": "", "stderr": ""}')
-        raise Abort
-
-    async def gone(request: Request, reply: Reply) -> None:
-        await reply.error(502, "exec.sandbox_gone", "connect: connection refused", retryable=True)
-
+    broken = [
+        faults.abort,
+        faults.pieces([b'{"stdout": "'], length=1000, cut=True),
+        faults.pieces([b'{"exit_code": 0, "stdout": "", "stderr": ""}'], cut=True),
+    ]
+    text = "connect: connection refused"
     sandbox = await AsyncSandbox.create()
-    for handler in (vanish, half, chunked_half):
+    for handler in broken:
         fake.on("POST", "/exec", handler)
         with pytest.raises(ConnectionLost) as caught:
             await sandbox.exec("echo x")
         assert caught.value.exec_id
-    fake.on("POST", "/exec", gone)
+    fake.on("POST", "/exec", faults.error(502, "exec.sandbox_gone", text, retryable=True))
     with pytest.raises(SandboxGone):
         await sandbox.exec("echo x")
     assert fake.count("POST", "/exec") == 4
@@ -142,17 +119,9 @@ async def test_answers_that_are_no_answers(fake: FakeCloche) -> None:
     sandbox = await AsyncSandbox.create()
     answers = [(200, b"<html>"), (200, b"[]"), (200, b'{"stdout": ""}'), (302, b""), (200, b"null")]
     for status, body in answers:
-
-        async def odd(request: Request, reply: Reply, status: int = status, body: bytes = body) -> None:
-            await reply.send(status, body)
-
-        fake.on("POST", "/exec", odd)
+        fake.on("POST", "/exec", faults.answer(status, body))
         with pytest.raises(ProtocolError):
             await sandbox.exec("echo x")
-
-    async def nested(request: Request, reply: Reply) -> None:
-        await reply.json(422, {"error": {"code": 5, "message": "no"}})
-
-    fake.on("POST", "/exec", nested)
+    fake.on("POST", "/exec", faults.answer(422, b'{"error": {"code": 5}}'))
     with pytest.raises(InvalidRequestError, match="HTTP status 422"):
         await sandbox.exec("echo x")

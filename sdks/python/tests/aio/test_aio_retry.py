@@ -5,33 +5,17 @@ from __future__ import annotations
 import time
 
 import pytest
+from cloche_fake import KEY, FakeCloche, faults
+
 from cloche import AsyncClient, AsyncSandbox, CapacityError, ConnectFailed, ConnectionLost, ServerError
-from cloche_fake import KEY, FakeCloche, Reply, Request
-from cloche_fake.http import Abort
 
-
-async def full(request: Request, reply: Reply) -> None:
-    """No room, for a short time."""
-    await reply.error(503, "capacity.unavailable", "the host has no room", retryable=True, retry_after=0.1)
-
-
-async def full_for_long(request: Request, reply: Reply) -> None:
-    """No room, for a long time."""
-    await reply.error(503, "capacity.unavailable", "the host has no room", retryable=True, retry_after=3600)
-
-
-async def disk_full(request: Request, reply: Reply) -> None:
-    """No disk."""
-    await reply.error(507, "host.disk_full", "the disk of the host is full", retryable=True)
-
-
-async def abort(request: Request, reply: Reply) -> None:
-    """A connection that ends without an answer."""
-    raise Abort
+FULL = faults.error(503, "capacity.unavailable", "the host has no room", retryable=True, retry_after=0.1)
+FULL_FOR_LONG = faults.error(503, "capacity.unavailable", "the host has no room", retry_after=3600)
+DISK_FULL = faults.error(507, "host.disk_full", "the disk of the host is full", retryable=True)
 
 
 async def test_create_waits_for_room(fake: FakeCloche) -> None:
-    fake.on("POST", "/v1/sandboxes", full, times=2)
+    fake.on("POST", "/v1/sandboxes", FULL, times=2)
     before = time.monotonic()
     sandbox = await AsyncSandbox.create()
     assert 0.2 <= time.monotonic() - before < 2
@@ -40,46 +24,50 @@ async def test_create_waits_for_room(fake: FakeCloche) -> None:
 
 
 async def test_create_does_not_wait_longer_than_it_may(fake: FakeCloche) -> None:
-    fake.on("POST", "/v1/sandboxes", full_for_long)
+    fake.on("POST", "/v1/sandboxes", FULL_FOR_LONG)
     before = time.monotonic()
     with pytest.raises(CapacityError) as caught:
         await AsyncSandbox.create()
     assert time.monotonic() - before < 2
     assert caught.value.retry_after == 3600
-    fake.on("POST", "/v1/sandboxes", full)
+    fake.on("POST", "/v1/sandboxes", FULL)
     async with AsyncClient(max_retry_seconds=0) as client:
         with pytest.raises(CapacityError):
             await AsyncSandbox.create(client=client)
-    fake.on("POST", "/v1/sandboxes", disk_full)
+    fake.on("POST", "/v1/sandboxes", DISK_FULL)
     with pytest.raises(CapacityError):
         await AsyncSandbox.create()
     assert fake.count("POST", "/v1/sandboxes") == 3
 
 
-async def test_create_is_not_repeated_when_it_may_have_happened(fake: FakeCloche) -> None:
-    fake.on("POST", "/v1/sandboxes", abort)
+async def test_create_whose_answer_was_lost_makes_one_sandbox(fake: FakeCloche) -> None:
+    fake.on("POST", "/v1/sandboxes", faults.lost(fake))
+    sandbox = await AsyncSandbox.create()
+    assert list(fake.sandboxes) == [sandbox.id]
+    assert fake.count("POST", "/v1/sandboxes") == 2
+    fake.on("POST", "/v1/sandboxes", faults.lost(fake), times=2)
     with pytest.raises(ConnectionLost):
-        await AsyncSandbox.create()
-    assert fake.count("POST", "/v1/sandboxes") == 1
+        await AsyncSandbox.create(idempotency_key="mine")
+    assert fake.count("POST", "/v1/sandboxes") == 4
+    again = await AsyncSandbox.create(idempotency_key="mine")
+    assert list(fake.sandboxes) == [sandbox.id, again.id]
 
 
 async def test_reading_is_repeated_once(fake: FakeCloche) -> None:
     sandbox = await AsyncSandbox.create()
-    fake.on("GET", sandbox.id, abort)
+    fake.on("GET", sandbox.id, faults.abort)
     await sandbox.refresh()
     assert fake.count("GET", sandbox.id) == 2
-    fake.on("GET", sandbox.id, abort, times=2)
+    fake.on("GET", sandbox.id, faults.abort, times=2)
     with pytest.raises(ConnectionLost):
         await sandbox.refresh()
     assert fake.count("GET", sandbox.id) == 4
 
 
 async def test_changing_is_not_repeated(fake: FakeCloche) -> None:
-    async def unwell(request: Request, reply: Reply) -> None:
-        await reply.error(500, "internal", "dial: connect: connection refused")
-
+    unwell = faults.error(500, "internal", "dial: connect: connection refused")
     sandbox = await AsyncSandbox.create()
-    for handler, kind in ((abort, ConnectionLost), (unwell, ServerError), (full, CapacityError)):
+    for handler, kind in ((faults.abort, ConnectionLost), (unwell, ServerError), (FULL, CapacityError)):
         fake.on("PATCH", "/lifecycle", handler)
         with pytest.raises(kind):
             await sandbox.set_ttl(5)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 import pytest
+from cloche_fake import KEY, FakeCloche, faults
+
 from cloche import (
     AsyncClient,
     AsyncSandbox,
@@ -14,7 +16,6 @@ from cloche import (
     TemplateNotFound,
     UnsupportedError,
 )
-from cloche_fake import KEY, FakeCloche, Reply, Request
 
 
 async def test_create_use_and_kill_at_the_end_of_the_block(fake: FakeCloche) -> None:
@@ -41,13 +42,13 @@ async def test_create_sends_what_was_asked_for_and_nothing_else(fake: FakeCloche
 
 
 async def test_an_error_in_the_block_is_the_one_that_is_seen(fake: FakeCloche) -> None:
-    async def broken(request: Request, reply: Reply) -> None:
-        await reply.error(500, "internal", "it broke")
+    async def work() -> None:
+        async with await AsyncSandbox.create() as sandbox:
+            fake.on("DELETE", sandbox.id, faults.error(500, "internal"))
+            raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as caught:
-        async with await AsyncSandbox.create() as sandbox:
-            fake.on("DELETE", sandbox.id, broken)
-            raise ZeroDivisionError
+        await work()
     assert "could not be killed" in caught.value.__notes__[0]
 
 
@@ -101,16 +102,12 @@ async def test_a_client_of_its_own(fake: FakeCloche, monkeypatch: pytest.MonkeyP
 
 
 async def test_refusals_have_types(fake: FakeCloche) -> None:
-    with pytest.raises(AuthError) as caught:
+    with pytest.raises(AuthError, match="the token is unknown") as caught:
         await AsyncSandbox.create(api_key="pds_wrong")
     assert caught.value.status == 401
     assert "pds_wrong" not in repr(caught.value) + str(caught.value)
     with pytest.raises(TemplateNotFound, match="there is no template nope"):
         await AsyncSandbox.create("nope")
-
-    async def later(request: Request, reply: Reply) -> None:
-        await reply.error(501, "not_implemented")
-
-    fake.on("POST", "/v1/sandboxes", later)
+    fake.on("POST", "/v1/sandboxes", faults.error(501, "not_implemented"))
     with pytest.raises(UnsupportedError):
         await AsyncSandbox.create()

@@ -6,6 +6,8 @@ import gc
 import time
 
 import pytest
+from cloche_fake import FakeCloche, faults
+
 from cloche import (
     AsyncExecStream,
     AsyncSandbox,
@@ -19,8 +21,6 @@ from cloche import (
     Stdout,
     WaitTimeout,
 )
-from cloche_fake import FakeCloche, Reply, Request
-from cloche_fake.http import Abort
 
 
 async def test_events_in_order_with_one_exit(fake: FakeCloche) -> None:
@@ -43,14 +43,8 @@ async def test_characters_cut_in_two_and_odd_separators(fake: FakeCloche) -> Non
 
 async def test_raw_separators_cut_anywhere_on_the_wire(fake: FakeCloche) -> None:
     """Not ASCII-escaped, CRLF line ends, one byte at a time: still the same event."""
-
-    async def hostile(request: Request, reply: Reply) -> None:
-        await reply.begin(200, "text/event-stream")
-        wire = 'event: stdout\r\ndata: {"chunk": "a\u2028é\u0085😀"}\r\n\r\nevent: exit\ndata: {"exit_code": 0}\n\n'
-        for byte in wire.encode():
-            await reply.chunk(bytes([byte]))
-        await reply.end()
-
+    wire = 'event: stdout\r\ndata: {"chunk": "a\u2028é\u0085😀"}\r\n\r\nevent: exit\ndata: {"exit_code": 0}\n\n'
+    hostile = faults.pieces([bytes([byte]) for byte in wire.encode()], kind=faults.SSE)
     sandbox = await AsyncSandbox.create()
     fake.on("POST", "/exec/stream", hostile)
     events = [event async for event in sandbox.exec_stream("x")]
@@ -58,26 +52,18 @@ async def test_raw_separators_cut_anywhere_on_the_wire(fake: FakeCloche) -> None
 
 
 async def test_an_end_without_result_is_never_success(fake: FakeCloche) -> None:
-    async def tidy(request: Request, reply: Reply) -> None:
-        await reply.begin(200, "text/event-stream")
-        await reply.event("stdout", {"chunk": "partial"}, 7)
-        await reply.end()
-
-    async def cut(request: Request, reply: Reply) -> None:
-        await reply.begin(200, "text/event-stream")
-        await reply.event("stdout", {"chunk": "partial"}, 7)
-        await reply.chunk(b'event: exit\ndata: {"exit_code": 0}')
-        raise Abort
-
+    tidy = faults.events([("stdout", {"chunk": "partial"}, 7)])
+    wire = b'id: 7\nevent: stdout\ndata: {"chunk": "partial"}\n\nevent: exit\ndata: {"exit_code": 0}'
+    cut = faults.pieces([wire], kind=faults.SSE, cut=True)
     sandbox = await AsyncSandbox.create()
     for handler in (tidy, cut):
         fake.on("POST", "/exec/stream", handler)
         seen: list[object] = []
-        stream = sandbox.exec_stream("x")
+        stream = sandbox.exec_stream("x", on_stdout=seen.append)
         with pytest.raises(ConnectionLost) as caught:
-            async for event in stream:
-                seen.append(event)
-        assert seen == [Stdout("partial", 7)]
+            async for _ in stream:
+                pass
+        assert seen == ["partial"]
         assert caught.value.exec_id == stream.exec_id
         assert stream.exit is None
         fake.on("POST", "/exec/stream", handler)
@@ -87,15 +73,10 @@ async def test_an_end_without_result_is_never_success(fake: FakeCloche) -> None:
 
 
 async def test_a_silent_stream_is_given_up(fake: FakeCloche, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def silent(request: Request, reply: Reply) -> None:
-        await reply.begin(200, "text/event-stream")
-        while not reply.gone():
-            await __import__("asyncio").sleep(0.02)
-
     sandbox = await AsyncSandbox.create(timeout=0.3)
     module = __import__(AsyncSandbox.__module__, fromlist=["SILENCE"])
     monkeypatch.setattr(module, "SILENCE", 0.3)
-    fake.on("POST", "/exec/stream", silent)
+    fake.on("POST", "/exec/stream", faults.silence())
     before = time.monotonic()
     with pytest.raises(ConnectionLost):
         async for _ in sandbox.exec_stream("x"):
@@ -104,15 +85,9 @@ async def test_a_silent_stream_is_given_up(fake: FakeCloche, monkeypatch: pytest
 
 
 async def test_errors_as_events(fake: FakeCloche) -> None:
-    async def timeout(request: Request, reply: Reply) -> None:
-        await reply.begin(200, "text/event-stream")
-        await reply.event("stdout", {"chunk": "a"}, 1)
-        await reply.event("error", {"error": "too slow", "code": "exec.timeout", "timeout_seconds": 1})
-        await reply.end()
-
-    async def page(request: Request, reply: Reply) -> None:
-        await reply.send(200, b"<html>", kind="text/html")
-
+    failed = ("error", {"error": "too slow", "code": "exec.timeout", "timeout_seconds": 1})
+    timeout = faults.events([("stdout", {"chunk": "a"}, 1), failed])
+    page = faults.answer(200, b"<html>", kind="text/html")
     sandbox = await AsyncSandbox.create()
     fake.on("POST", "/exec/stream", timeout)
     with pytest.raises(CommandTimeout, match="too slow"):
@@ -193,14 +168,33 @@ async def test_a_broken_stream_is_taken_up_where_it_broke(fake: FakeCloche) -> N
     assert fake.execs.records[job.exec_id].readers == [0, 8, 16]
 
 
-async def test_what_is_no_longer_kept_is_told(fake: FakeCloche) -> None:
-    async def lossy(request: Request, reply: Reply) -> None:
-        await reply.begin(200, "text/event-stream")
-        await reply.event("gap", {"bytes": 12}, 12)
-        await reply.event("an_event_of_the_future", {"x": 1})
-        await reply.event("exit", {"exit_code": 137, "termination": {"reason": "oom", "signal": "SIGKILL"}})
-        await reply.end()
+async def test_characters_survive_a_break_within_them(fake: FakeCloche) -> None:
+    sandbox = await AsyncSandbox.create()
+    job = await sandbox.start("bytewise")
+    fake.execs.cut_after = 2
+    events = [event async for event in job.stream()]
+    assert "".join(event.data for event in events if isinstance(event, Stdout)) == "日本é😀"
+    raw = await sandbox.start("raw")
+    assert (await raw.result_bytes()).stdout == b"\xff\xfeok"
+    events = [event async for event in raw.stream()]
+    assert events[:2] == [Stdout("\ufffd\ufffdok", 4), Stderr("\ufffd", 5)]
+    pieces = [event async for event in raw.stream_bytes()]
+    assert pieces[0] == Stdout(b"\xff\xfeok", 4)
 
+
+async def test_what_was_over_the_limit_is_told(fake: FakeCloche) -> None:
+    end = ("exit", {"exit_code": 0, "termination": {"reason": "exited"}})
+    parts = [("stdout", {"chunk": "head"}, 4), ("gap", {"bytes": 9, "stream": "stdout"}, 13)]
+    sandbox = await AsyncSandbox.create()
+    fake.on("POST", "/exec/stream", faults.events([*parts, ("stdout", {"chunk": "tail"}, 17), end]))
+    result = await sandbox.exec("x", on_stdout=str)
+    assert result.stdout == "head\n[cloche: truncated, 9 bytes dropped]\ntail"
+    assert (result.truncated, result.stdout_dropped_bytes) == (True, 9)
+
+
+async def test_what_is_no_longer_kept_is_told(fake: FakeCloche) -> None:
+    end = {"exit_code": 137, "termination": {"reason": "oom", "signal": "SIGKILL"}}
+    lossy = faults.events([("gap", {"bytes": 12}, 12), ("event_of_the_future", {"x": 1}), ("exit", end)])
     sandbox = await AsyncSandbox.create()
     job = await sandbox.start("count 3")
     fake.on("GET", "/stream", lossy)
@@ -211,13 +205,10 @@ async def test_what_is_no_longer_kept_is_told(fake: FakeCloche) -> None:
 
 
 async def test_a_stream_that_never_comes_back_fails(fake: FakeCloche, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def abort(request: Request, reply: Reply) -> None:
-        raise Abort
-
     module = __import__(AsyncExecStream.__module__, fromlist=["RESUME_DELAYS"])
     monkeypatch.setattr(module, "RESUME_DELAYS", (0.01, 0.01))
     sandbox = await AsyncSandbox.create()
     job = await sandbox.start("count 3")
-    fake.on("GET", "/stream", abort, times=100)
+    fake.on("GET", "/stream", faults.abort, times=100)
     with pytest.raises(ConnectionLost):
         await job.wait()

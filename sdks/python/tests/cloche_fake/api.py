@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 from .execs import Execs
@@ -20,6 +18,7 @@ class FakeCloche(Server):
     def __init__(self) -> None:
         super().__init__()
         self.sandboxes: dict[str, dict[str, Any]] = {}
+        self.keys: dict[str, str] = {}
         self.requests: list[Request] = []
         self.bodies: list[Any] = []
         self.files = Files()
@@ -43,7 +42,7 @@ class FakeCloche(Server):
                 await hook[2](request, reply)
                 return
         if request.headers.get("authorization") != f"Bearer {KEY}":
-            await reply.error(401, "auth.invalid_token", "the bearer token is unknown", detail="unknown")
+            await reply.error(401, "auth.invalid_token", "unauthorized", detail="the token is unknown")
             return
         await self._route(request, reply)
 
@@ -72,18 +71,21 @@ class FakeCloche(Server):
 
     async def _collection(self, request: Request, reply: Reply) -> None:
         if request.method == "GET":
-            wanted = {
-                k.removeprefix("metadata."): v for k, v in request.query.items() if k.startswith("metadata.")
-            }
+            wanted = {k.removeprefix("metadata."): v for k, v in request.query.items() if k.startswith("metadata.")}
             found = [s for s in self.sandboxes.values() if wanted.items() <= s["metadata"].items()]
             await reply.json(200, found)
             return
         body = await request.json()
         self.bodies.append(body)
+        key = request.headers.get("idempotency-key", "")
+        if key in self.keys:
+            await reply.json(201, self.sandboxes[self.keys[key]])
+            return
         if body.get("template") == "nope":
             await reply.error(404, "template.not_found", "there is no template nope")
             return
         sandbox = self.make(body)
+        self.keys[key] = sandbox["id"]
         await reply.json(201, sandbox)
 
     def make(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -129,18 +131,10 @@ class FakeCloche(Server):
     async def _rest(self, sandbox: dict[str, Any], name: str, request: Request, reply: Reply) -> None:
         if name == "lifecycle":
             sandbox["ttl_seconds"] = (await request.json()).get("ttl_seconds", sandbox["ttl_seconds"])
-            await reply.json(
-                200, {"ttl_seconds": sandbox["ttl_seconds"], "persistent": False, "idle_seconds": 1}
-            )
+            await reply.json(200, {"ttl_seconds": sandbox["ttl_seconds"], "persistent": False, "idle_seconds": 1})
         elif name == "usage":
             await reply.json(200, {"cpu_ms": 5, "memory_bytes": 1000, "processes": 3})
         elif name == "logs":
             await reply.send(200, "boot é\n".encode(), kind="text/plain; charset=utf-8")
         else:
             await reply.error(501, "not_implemented", "this server release does not have the feature yet")
-
-
-async def forever(gone: Callable[[], bool]) -> None:
-    """Until the client hangs up."""
-    while not gone():
-        await asyncio.sleep(0.02)

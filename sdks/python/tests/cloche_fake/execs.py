@@ -23,7 +23,8 @@ def run(body: dict[str, Any]) -> tuple[Events, int]:
     if name == "echo":
         return [("stdout", (" ".join(args) + "\n").encode())], 0
     if name == "cat":
-        return [("stdout", body.get("stdin", "").encode())], 0
+        text = body.get("stdin", "")
+        return [("stdout", base64.b64decode(text) if body.get("stdin_base64") else text.encode())], 0
     if name == "argv":
         return [("stdout", json.dumps(args).encode())], 0
     if name == "context":
@@ -81,11 +82,13 @@ class Execs:
             record = self.records[parts[0]]
             start = int(request.query.get("from", "0"))
             record.readers.append(start)
-            while not record.finished and not reply.gone():
+            while not record.finished and not reply.gone():  # noqa: ASYNC110 - set from another thread
                 await asyncio.sleep(0.01)
-            await self._stream(record.events, record.exit_code, "utf-8", reply, self.cut_after, start)
+            await self._stream(
+                record.events, record.exit_code, request.query.get("encoding"), reply, self.cut_after, start
+            )
         else:
-            await reply.json(200, self._info(parts[0]))
+            await reply.json(200, self._info(parts[0], request.query.get("encoding", "utf-8")))
 
     async def _post(self, body: dict[str, Any], reply: Reply) -> None:
         events, code = run(body)
@@ -97,11 +100,11 @@ class Execs:
             return
         await reply.json(200, self._result(body["exec_id"], events, code, body.get("encoding", "utf-8")))
 
-    def _info(self, exec_id: str) -> dict[str, Any]:
+    def _info(self, exec_id: str, encoding: str = "utf-8") -> dict[str, Any]:
         record = self.records[exec_id]
         if not record.finished:
             return {"exec_id": exec_id, "status": "running", "pid": 7}
-        return {"status": "exited", "pid": 7, **self._result(exec_id, record.events, record.exit_code, "utf-8")}
+        return {"status": "exited", "pid": 7, **self._result(exec_id, record.events, record.exit_code, encoding)}
 
     def _result(self, exec_id: str, events: Events, code: int, encoding: str) -> dict[str, Any]:
         output = {name: b"".join(data for kind, data in events if kind == name) for name in ("stdout", "stderr")}

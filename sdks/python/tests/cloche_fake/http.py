@@ -71,9 +71,7 @@ class Reply:
         self._writer.write("\r\n".join(lines).encode("latin-1"))
         await self._writer.drain()
 
-    async def send(
-        self, status: int, body: bytes = b"", kind: str = "application/json", **headers: str
-    ) -> None:
+    async def send(self, status: int, body: bytes = b"", kind: str = "application/json", **headers: str) -> None:
         """A whole answer."""
         fields = {name.replace("_", "-"): value for name, value in headers.items()}
         await self._head(status, {"Content-Length": str(len(body)), "Content-Type": kind, **fields})

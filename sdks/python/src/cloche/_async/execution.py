@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable
-from contextlib import aclosing
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, AnyStr, Generic, Self
 
 from .. import _aio, _call, _sse, _wire
 from .._call import SILENCE, Call
+from .._output import LIMIT, Collector
 from ..errors import ConnectFailed, ConnectionLost, ProtocolError, WaitTimeout
-from ..models import ExecEvent, ExecInfo, ExecResult, Exit, Stderr, Stdout
-from .transport import AsyncTransport
+from ..models import ExecEvent, ExecInfo, ExecResult, Exit, Gap, Stderr, Stdout
+from .transport import AsyncBody, AsyncTransport
 
 RESUME_DELAYS = (0.1, 0.3, 1.0, 3.0, 5.0)
 POLL_FIRST = 0.02
@@ -36,6 +37,7 @@ class AsyncExecStream(Generic[AnyStr]):
         on_stdout: Callable[[AnyStr], object] | None = None,
         on_stderr: Callable[[AnyStr], object] | None = None,
         resume: bool = False,
+        as_text: bool = False,
     ) -> None:
         self.exec_id = call.exec_id
         self.exit: Exit | None = None
@@ -45,17 +47,49 @@ class AsyncExecStream(Generic[AnyStr]):
         self._on_stdout: Callable[[AnyStr], object] | None = on_stdout
         self._on_stderr: Callable[[AnyStr], object] | None = on_stderr
         self._resume = resume
-        self._events: _aio.Gen[ExecEvent[AnyStr]] = self._run()
+        self._body: AsyncBody | None = None
+        self._parser = _sse.Parser()
+        self._messages: deque[_sse.Message] = deque()
+        self._events: deque[ExecEvent[Any]] = deque()
+        self._decoder = _wire.TextDecoder() if as_text else None
+        self._failures = 0
+        self._closed = False
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> ExecEvent[AnyStr]:
-        return await self._events.__anext__()
+        if self.exit is not None:
+            await self._finish()
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            event = await self._next()
+            if isinstance(event, Stdout):
+                await _aio.call(self._on_stdout, event.data)
+            elif isinstance(event, Stderr):
+                await _aio.call(self._on_stderr, event.data)
+        except BaseException:
+            await self.aclose()
+            raise
+        if isinstance(event, Exit):
+            self.exit = event
+        return event
+
+    async def _finish(self) -> None:
+        """After the last event: a body that is read to its end leaves a connection that can be used again."""
+        try:
+            if self._body is not None:
+                await self._body.next()
+        except ConnectionLost:
+            pass
+        finally:
+            await self.aclose()
 
     async def aclose(self) -> None:
-        """Close the connection."""
-        await self._events.aclose()
+        """Close the connection; the iteration is over."""
+        self._closed = True
+        await self._disconnect()
 
     async def __aenter__(self) -> Self:
         return self
@@ -65,97 +99,98 @@ class AsyncExecStream(Generic[AnyStr]):
     ) -> None:
         await self.aclose()
 
-    async def _run(self) -> _aio.Gen[ExecEvent[AnyStr]]:
-        async with aclosing(self._resumed()) as events:
-            async for event in events:
-                if isinstance(event, Exit):
-                    self.exit = event
-                elif isinstance(event, Stdout):
-                    await _aio.call(self._on_stdout, event.data)
-                elif isinstance(event, Stderr):
-                    await _aio.call(self._on_stderr, event.data)
-                yield event
-                if isinstance(event, Exit):
-                    return
-
-    async def _resumed(self) -> _aio.Gen[ExecEvent[AnyStr]]:
-        failures = 0
+    async def _next(self) -> ExecEvent[AnyStr]:
         while True:
             try:
-                async with aclosing(self._connection()) as events:
-                    async for event in events:
-                        failures = 0
-                        if not isinstance(event, Exit) and event.offset is not None:
-                            self.offset = event.offset
-                        yield event
+                event = await self._receive()
             except (ConnectionLost, ConnectFailed):
-                if not self._resume or failures >= len(RESUME_DELAYS):
+                await self._disconnect()
+                if not self._resume or self._failures >= len(RESUME_DELAYS):
                     raise
-            await _aio.sleep(RESUME_DELAYS[failures])
-            failures += 1
+                await _aio.sleep(RESUME_DELAYS[self._failures])
+                self._failures += 1
+            else:
+                self._failures = 0
+                return event
 
-    async def _connection(self) -> _aio.Gen[ExecEvent[AnyStr]]:
+    async def _receive(self) -> ExecEvent[AnyStr]:
+        if self._events:
+            return self._events.popleft()
+        body = self._body or await self._connect()
+        while True:
+            while self._messages and not self._events:
+                self._accept(self._messages.popleft(), body.header("x-request-id"))
+            if self._events:
+                return self._events.popleft()
+            chunk = await body.next()
+            if chunk is None:
+                lost = ConnectionLost("the stream ended without the result of the command")
+                lost.exec_id = self.exec_id
+                raise lost
+            self._messages.extend(self._parser.feed(chunk))
+
+    async def _connect(self) -> AsyncBody:
         call = self._call
         if self._resume and self.offset is not None:
             call = replace(call, params={**call.params, "from": str(self.offset)})
-        async with self._transport.open(call) as response:
-            if not response.headers.get("content-type", "").startswith("text/event-stream"):
-                raise ProtocolError("the server answered without an event stream")
-            parser = _sse.Parser()
-            chunks = response.aiter_raw()
-            while True:
-                with _call.translated(call):
-                    chunk = await anext(chunks, None)
-                if chunk is None:
-                    break
-                for message in parser.feed(chunk):
-                    event = self._decode(call, message, response.headers.get("x-request-id", ""))
-                    if event is not None:
-                        yield event
-        lost = ConnectionLost("the stream ended without the result of the command")
-        lost.exec_id = self.exec_id
-        raise lost
+        self._body = body = await self._transport.open(call)
+        self._parser = _sse.Parser()
+        self._messages.clear()
+        if not body.header("content-type").startswith("text/event-stream"):
+            raise ProtocolError("the server answered without an event stream")
+        return body
 
-    def _decode(self, call: Call, message: _sse.Message, request_id: str) -> ExecEvent[AnyStr] | None:
+    async def _disconnect(self) -> None:
+        body, self._body = self._body, None
+        if body is not None:
+            await body.aclose()
+
+    def _accept(self, message: _sse.Message, request_id: str) -> None:
         data = _wire.record(_wire.parse_json(message.data.encode()))
         if message.event == "error":
             text = str(data.get("error") or "the command could not be run")
-            raise _call.told(call, {**data, "error": text}, 200, request_id)
-        return _wire.stream_event(message.event, data, message.id, call.encoding)
+            raise _call.told(self._call, {**data, "error": text}, 200, request_id)
+        event = _wire.stream_event(message.event, data, message.id, self._call.encoding)
+        if event is None:
+            return
+        if not isinstance(event, Exit) and event.offset is not None:
+            self.offset = event.offset
+        self._events.extend([event] if self._decoder is None else self._decoder.feed(event))
 
 
-async def collect(stream: AsyncExecStream[AnyStr], empty: AnyStr) -> ExecResult[AnyStr]:
-    """Go through a stream and put its result together."""
-    out: list[Any] = []
-    err: list[Any] = []
+async def collect(stream: AsyncExecStream[str], limit: int | None) -> ExecResult[str]:
+    """Go through a stream and put its result together, with at most `limit` bytes of each output."""
+    out, err = (Collector(limit or LIMIT) for _ in range(2))
+    end: Exit | None = None
     async with stream:
         async for event in stream:
             if isinstance(event, Stdout):
-                out.append(event.data)
+                out.add(event.data)
             elif isinstance(event, Stderr):
-                err.append(event.data)
-    end = stream.exit
+                err.add(event.data)
+            elif isinstance(event, Gap):
+                (err if event.stream == "stderr" else out).miss(event.bytes)
+            else:
+                end = event
     if end is None:
         raise ProtocolError("the stream has no end")
     return ExecResult(
         exec_id=stream.exec_id,
-        stdout=empty.join(out),
-        stderr=empty.join(err),
+        stdout=out.text(),
+        stderr=err.text(),
         exit_code=end.exit_code,
         duration_ms=end.duration_ms,
         termination=end.termination,
-        truncated=end.truncated,
-        stdout_dropped_bytes=end.stdout_dropped_bytes,
-        stderr_dropped_bytes=end.stderr_dropped_bytes,
+        truncated=bool(out.dropped or err.dropped),
+        stdout_dropped_bytes=out.dropped,
+        stderr_dropped_bytes=err.dropped,
     )
 
 
 class AsyncExec:
     """A command in the background. It goes on when the connection or this program ends."""
 
-    def __init__(
-        self, transport: AsyncTransport, sandbox_id: str, exec_id: str, pid: int | None = None
-    ) -> None:
+    def __init__(self, transport: AsyncTransport, sandbox_id: str, exec_id: str, pid: int | None = None) -> None:
         self.exec_id = exec_id
         self.pid = pid
         self._transport = transport
@@ -163,8 +198,12 @@ class AsyncExec:
 
     async def info(self) -> ExecInfo:
         """How it is doing now; `info().running` tells whether it has ended."""
-        data = await self._transport.json(Call("GET", self._path, kind="safe"))
-        return _wire.exec_info(_wire.record(data))
+        return await self._info("utf-8")
+
+    async def _info(self, encoding: _wire.Output) -> ExecInfo:
+        query = _call.params(encoding=encoding)
+        data = await self._transport.json(Call("GET", self._path, params=query, kind="safe"))
+        return _wire.exec_info(_wire.record(data), encoding)
 
     def stream(
         self,
@@ -178,22 +217,33 @@ class AsyncExec:
         A broken connection is taken up again where it broke. What the server no longer keeps is told as a
         `Gap` event.
         """
-        call = Call(
+        call = self._stream_call(from_offset)
+        return AsyncExecStream(
+            self._transport, call, on_stdout=on_stdout, on_stderr=on_stderr, resume=True, as_text=True
+        )
+
+    def stream_bytes(self, from_offset: int = 0) -> AsyncExecStream[bytes]:
+        """As `stream`, with the output as the bytes it is."""
+        return AsyncExecStream(self._transport, self._stream_call(from_offset), resume=True)
+
+    def _stream_call(self, from_offset: int) -> Call:
+        # In bytes also for text: an offset may lie within a character, where the server could not resume text.
+        return Call(
             "GET",
             f"{self._path}/stream",
-            params=_call.params(**{"from": from_offset}),
+            params={"from": str(from_offset), "encoding": "base64"},
             kind="safe",
             silence=SILENCE,
             exec_id=self.exec_id,
+            encoding="base64",
             accept="text/event-stream",
         )
-        return AsyncExecStream(self._transport, call, on_stdout=on_stdout, on_stderr=on_stderr, resume=True)
 
     async def wait(self, timeout: float | None = None) -> Exit:
         """Wait for the end. After `timeout` seconds `WaitTimeout` is raised and the command goes on."""
         if timeout is not None:
-            return _exit_of(await self._poll(timeout))
-        async with self.stream() as stream:
+            return _exit_of(_finished(await self._poll(timeout)))
+        async with self.stream_bytes() as stream:
             async for event in stream:
                 if isinstance(event, Exit):
                     return event
@@ -201,27 +251,32 @@ class AsyncExec:
 
     async def result(self, timeout: float | None = None) -> ExecResult[str]:
         """Wait for the end and return exit code and output, as far as the server keeps it (1 MiB)."""
+        await self._until_finished(timeout)
+        return _finished(await self._info("utf-8"))
+
+    async def result_bytes(self, timeout: float | None = None) -> ExecResult[bytes]:
+        """As `result`, with the output as the bytes it is."""
+        await self._until_finished(timeout)
+        result: ExecResult[Any] = _finished(await self._info("base64"))
+        return result
+
+    async def _until_finished(self, timeout: float | None) -> None:
         if timeout is not None:
-            return await self._poll(timeout)
-        info = await self.info()
-        if info.result is None:
+            await self._poll(timeout)
+        elif (await self.info()).running:
             await self.wait()
-            info = await self.info()
-        if info.result is None:
-            raise ProtocolError("the command has ended but the server has no result of it")
-        return info.result
 
     async def kill(self) -> None:
         """Kill the command and all its children."""
         await self._transport.json(Call("DELETE", self._path))
 
-    async def _poll(self, timeout: float) -> ExecResult[str]:
+    async def _poll(self, timeout: float) -> ExecInfo:
         deadline = time.monotonic() + timeout
         pause = POLL_FIRST
         while True:
             info = await self.info()
-            if info.result is not None:
-                return info.result
+            if not info.running:
+                return info
             left = deadline - time.monotonic()
             if left <= 0:
                 raise WaitTimeout(f"the command still runs after {timeout:g} s")
@@ -230,6 +285,12 @@ class AsyncExec:
 
     def __repr__(self) -> str:
         return f"AsyncExec({self.exec_id!r}, pid={self.pid})"
+
+
+def _finished(info: ExecInfo) -> ExecResult[str]:
+    if info.result is None:
+        raise ProtocolError("the command has ended but the server has no result of it")
+    return info.result
 
 
 def _exit_of(result: ExecResult[Any]) -> Exit:

@@ -6,23 +6,70 @@ import os
 import posixpath
 import uuid
 from collections.abc import AsyncIterable, AsyncIterator, Iterable
-from contextlib import aclosing
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal
+from types import TracebackType
+from typing import IO, Any, BinaryIO, Literal, Self
 
 from .. import _aio, _call, _paths, _wire
 from .._call import SLOW, Call
 from .._paths import RemotePath
 from ..errors import ConnectionLost, FileNotFound, ProtocolError
 from ..models import FileEntry, WriteResult
-from .transport import AsyncTransport
+from .transport import AsyncBody, AsyncTransport
 
 CHUNK = 256 * 1024
 
 Entries = list[FileEntry]
-Source = (
-    str | bytes | bytearray | memoryview | Path | IO[Any] | Iterable[str | bytes] | AsyncIterable[str | bytes]
-)
+Source = str | bytes | bytearray | memoryview | Path | IO[Any] | Iterable[str | bytes] | AsyncIterable[str | bytes]
+
+
+class AsyncFileStream:
+    """The content of a file, piece by piece. Iterate over it; leaving early closes the connection."""
+
+    def __init__(self, transport: AsyncTransport, call: Call, chunk_size: int) -> None:
+        self._transport = transport
+        self._call = call
+        self._chunk_size = chunk_size
+        self._body: AsyncBody | None = None
+        self._received = 0
+        self._closed = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            if self._body is None:
+                self._body = await self._transport.open(self._call, self._chunk_size)
+            chunk = await self._body.next()
+        except BaseException:
+            await self.aclose()
+            raise
+        if chunk is not None:
+            self._received += len(chunk)
+            return chunk
+        announced = self._body.header("content-length")
+        await self.aclose()
+        if announced and int(announced) != self._received:
+            raise ConnectionLost(f"the file ended after {self._received} of {announced} bytes")
+        raise StopAsyncIteration
+
+    async def aclose(self) -> None:
+        """Close the connection; the iteration is over."""
+        self._closed = True
+        body, self._body = self._body, None
+        if body is not None:
+            await body.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
 
 
 class AsyncFiles:
@@ -45,22 +92,9 @@ class AsyncFiles:
         """The whole content as text; line ends are left as they are."""
         return (await self.read(path)).decode(encoding, errors)
 
-    async def iter_bytes(self, path: RemotePath, chunk_size: int = CHUNK) -> _aio.Gen[bytes]:
+    def iter_bytes(self, path: RemotePath, chunk_size: int = CHUNK) -> AsyncFileStream:
         """The content piece by piece. A body that ends early raises `ConnectionLost`."""
-        call = self._read_call(path)
-        async with self._transport.open(call) as response:
-            announced = response.headers.get("content-length")
-            received = 0
-            chunks = response.aiter_raw(chunk_size)
-            while True:
-                with _call.translated(call):
-                    chunk = await anext(chunks, None)
-                if chunk is None:
-                    break
-                received += len(chunk)
-                yield chunk
-            if announced is not None and int(announced) != received:
-                raise ConnectionLost(f"the file ended after {received} of {announced} bytes")
+        return AsyncFileStream(self._transport, self._read_call(path), chunk_size)
 
     async def write(
         self,
@@ -128,7 +162,7 @@ class AsyncFiles:
 
     async def _pour(self, path: RemotePath, file: BinaryIO) -> int:
         size = 0
-        async with aclosing(self.iter_bytes(path)) as chunks:
+        async with self.iter_bytes(path) as chunks:
             async for chunk in chunks:
                 await _aio.write_chunk(file, chunk)
                 size += len(chunk)
@@ -182,8 +216,11 @@ class AsyncFiles:
         parents: bool = True,
         user: str | None = None,
     ) -> FileEntry:
-        """Make a directory. With `parents` (the default) an existing one and missing parents are fine."""
-        body: dict[str, Any] = {**_paths.field(path), "parents": parents}
+        """Make a directory. With `parents` (the default) an existing one and missing parents are fine.
+
+        The path must be UTF-8.
+        """
+        body: dict[str, Any] = {**_paths.text_field(path, "path"), "parents": parents}
         body |= {k: v for k, v in {"mode": _paths.mode_text(mode), "user": user}.items() if v is not None}
         data = await self._transport.json(Call("POST", f"{self._path}/mkdir", json=body))
         return self._entry(data, path)
@@ -191,10 +228,10 @@ class AsyncFiles:
     async def move(
         self, source: RemotePath, target: RemotePath, *, overwrite: bool = False, user: str | None = None
     ) -> FileEntry:
-        """Rename or move. An existing target is an error unless `overwrite`."""
+        """Rename or move. An existing target is an error unless `overwrite`. Both names must be UTF-8."""
         body: dict[str, Any] = {
-            **_paths.field(source, "from"),
-            **_paths.field(target, "to"),
+            **_paths.text_field(source, "from"),
+            **_paths.text_field(target, "to"),
             "overwrite": overwrite,
         }
         if user is not None:

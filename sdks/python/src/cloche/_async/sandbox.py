@@ -54,7 +54,8 @@ class AsyncSandbox:
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
         user: str | None = None,
-        minimum_boundary: Literal["any", "microvm-kvm"] | None = None,
+        minimum_boundary: Literal["any", "microvm", "microvm-kvm"] | None = None,
+        idempotency_key: str | None = None,
         client: AsyncClient | None = None,
         api_url: str | None = None,
         api_key: str | None = None,
@@ -64,7 +65,8 @@ class AsyncSandbox:
 
         `ttl_seconds`: it is deleted that long after its creation (0: never). `env`, `cwd`, `user`: defaults
         for every command. `minimum_boundary="microvm-kvm"` refuses software emulation. A server without room
-        is asked again for a while (`max_retry_seconds` of the client), then `CapacityError` is raised.
+        is asked again for a while (`max_retry_seconds` of the client), then `CapacityError` is raised. With the
+        `idempotency_key` of an earlier call with the same arguments, that call's sandbox is returned.
         """
         transport = transport_for(client, api_url, api_key, timeout)
         fields: dict[str, Any] = {
@@ -81,7 +83,8 @@ class AsyncSandbox:
             "minimum_boundary": minimum_boundary,
         }
         body = {name: value for name, value in fields.items() if value is not None}
-        call = Call("POST", _call.path("sandboxes"), json=body, kind="create", silence=SLOW)
+        headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
+        call = Call("POST", _call.path("sandboxes"), json=body, headers=headers, kind="create", silence=SLOW)
         return cls(transport, _wire.sandbox_info(_wire.record(await transport.json(call))))
 
     @classmethod
@@ -167,7 +170,8 @@ class AsyncSandbox:
         """
         if on_stdout is None and on_stderr is None:
             return await self._exec(cmd, "utf-8", options)
-        return await collect(self.exec_stream(cmd, on_stdout=on_stdout, on_stderr=on_stderr, **options), "")
+        stream = self.exec_stream(cmd, on_stdout=on_stdout, on_stderr=on_stderr, **options)
+        return await collect(stream, options.get("max_output_bytes"))
 
     async def exec_bytes(self, cmd: Command, **options: Unpack[ExecOptions]) -> ExecResult[bytes]:
         """As `exec`, with the output as the bytes it is."""
@@ -216,9 +220,7 @@ class AsyncSandbox:
     async def _exec(self, cmd: Command, encoding: _wire.Output, options: ExecOptions) -> ExecResult[Any]:
         exec_id = uuid.uuid4().hex
         body = {**_wire.exec_body(cmd, encoding, exec_id, **options), "keepalive": True}
-        call = Call(
-            "POST", f"{self._path}/exec", json=body, silence=SILENCE, exec_id=exec_id, encoding=encoding
-        )
+        call = Call("POST", f"{self._path}/exec", json=body, silence=SILENCE, exec_id=exec_id, encoding=encoding)
         return _wire.exec_result(_wire.record(await self._transport.json(call)), encoding)
 
     def _stream(
