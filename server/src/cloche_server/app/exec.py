@@ -27,11 +27,12 @@ STREAM_NAMES: Final = {STDOUT: "stdout", STDERR: "stderr"}
 
 @dataclass(frozen=True, slots=True)
 class StreamChunk:
-    """Text of one stream (or base64); `offset` counts the output bytes of both streams up to its end."""
+    """Text of one stream (or base64). `offset` is where a reader who has seen this may go on, in output bytes of
+    both streams; None when nothing but a repetition would be exact, because the other stream is in mid-character."""
 
     stream: str
     text: str
-    offset: int
+    offset: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,11 +180,17 @@ class ExecStream:
         except ClocheError as error:
             raise await lost(self._entry, error) from error
 
+    def _resume_at(self, stream: int) -> int | None:
+        """Bytes that are held back as half a character have to come again."""
+        if any(decoder.pending for number, decoder in self._decoders.items() if number != stream):
+            return None
+        return self._offset - self._decoders[stream].pending
+
     def _translate(self, frame: Frame) -> Iterator[StreamItem]:
         if isinstance(frame, Output):
             self._offset = frame.offset + len(frame.data)
             if text := self._decoders[frame.stream].feed(frame.data):
-                yield StreamChunk(STREAM_NAMES[frame.stream], text, self._offset)
+                yield StreamChunk(STREAM_NAMES[frame.stream], text, self._resume_at(frame.stream))
         elif isinstance(frame, Gap):
             self._offset = frame.offset + frame.bytes
             yield StreamGap(STREAM_NAMES.get(frame.stream, "both"), frame.bytes, self._offset)

@@ -138,5 +138,10 @@ class ChunkDecoder:
             return base64.b64encode(data).decode("ascii")
         return self._decoder.decode(data)
 
+    @property
+    def pending(self) -> int:
+        """Bytes of a character that is not complete yet."""
+        return 0 if self._decoder is None else len(self._decoder.getstate()[0])
+
     def finish(self) -> str:
         return "" if self._decoder is None else self._decoder.decode(b"", True)
