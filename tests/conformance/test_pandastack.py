@@ -9,6 +9,7 @@ from typing import Any
 
 import pandastack
 import pytest
+
 from kit.server import Server
 
 TEMPLATES = ("code-interpreter", "ubuntu-24.04", "base")
@@ -93,7 +94,7 @@ def test_double_delete(client: pandastack.Client) -> None:
 
 
 def test_the_size_that_deprecated_fields_ask_for_is_ignored_by_the_client(client: pandastack.Client) -> None:
-    with pytest.warns(DeprecationWarning):
+    with pytest.warns(DeprecationWarning, match="cpu/memory_mb"):
         made = client.sandboxes.create(cpu=1, memory_mb=256)
     made.kill()
 
@@ -118,7 +119,7 @@ def test_a_failure_is_no_exception_unless_asked_for(box: pandastack.Sandbox) -> 
 
 def test_a_timeout_kills_the_tree(box: pandastack.Sandbox) -> None:
     began = time.monotonic()
-    with pytest.raises(pandastack.SandboxTimeout, match="timeout"):
+    with pytest.raises(pandastack.SandboxTimeout):
         box.exec("setsid sh -c 'echo $$ > /tmp/deep; exec sleep 300' & sleep 300", timeout_seconds=1)
     assert time.monotonic() - began < 20
     assert box.exec("kill -0 $(cat /tmp/deep)").exit_code != 0
@@ -138,7 +139,9 @@ def test_a_command_that_outlasts_the_patience_of_the_client(server: Server) -> N
 def test_stream(box: pandastack.Sandbox) -> None:
     out: list[str] = []
     err: list[str] = []
-    code = box.exec_stream("echo a; sleep 0.3; printf 'Å\\302\\205\\342\\200\\250'; echo b >&2; exit 5", out.append, err.append)
+    code = box.exec_stream(
+        "echo a; sleep 0.3; printf 'Å\\302\\205\\342\\200\\250'; echo b >&2; exit 5", out.append, err.append
+    )
     assert ("".join(out), "".join(err), code) == ("a\nÅ\x85\u2028", "b\n", 5)
     assert len(out) > 1, "the second part comes after a pause, as an event of its own"
 
@@ -151,7 +154,7 @@ def test_a_stream_is_not_held_back(box: pandastack.Sandbox) -> None:
 
 def test_a_timeout_of_a_stream(box: pandastack.Sandbox) -> None:
     out: list[str] = []
-    with pytest.raises(pandastack.SandboxTimeout, match="timeout"):
+    with pytest.raises(pandastack.SandboxTimeout):
         box.exec_stream("echo partial; sleep 60", out.append, timeout_seconds=1)
     assert "".join(out) == "partial\n"
 
@@ -170,7 +173,7 @@ def test_a_stream_whose_sandbox_goes_away(client: pandastack.Client) -> None:
 
 
 def test_run_code(box: pandastack.Sandbox) -> None:
-    assert box.run_code("echo \"it's $((6*7))\"", language="bash").stdout == "it's 42\n"
+    assert box.run_code('echo "it\'s $((6*7))"', language="bash").stdout == "it's 42\n"
     if box.exec("command -v python3").exit_code == 0:
         assert box.run_code("print('it is', 6*7)").stdout == "it is 42\n"
     else:

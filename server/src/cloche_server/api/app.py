@@ -37,6 +37,15 @@ _PLACES: Final = frozenset({"body", "query", "path", "header"})
 
 def build_app(services: Services) -> ASGIApp:
     """The application over `services`."""
+    app = bare_app()
+    app.state.services = services
+    _add_openapi(app, services.settings)
+    _add_errors(app)
+    return RequestMiddleware(app, services)
+
+
+def bare_app() -> FastAPI:
+    """The routes alone."""
     app = FastAPI(
         title="Cloche",
         version=__version__,
@@ -47,7 +56,6 @@ def build_app(services: Services) -> ASGIApp:
         redirect_slashes=False,
         generate_unique_id_function=operation_id,
     )
-    app.state.services = services
     app.include_router(service.public)
     # Routes that exist but answer 501 stand before `/templates/{name}`, which would take their place.
     for router in (
@@ -59,9 +67,7 @@ def build_app(services: Services) -> ASGIApp:
         templates.router,
     ):
         app.include_router(router, prefix="/v1")
-    _add_openapi(app, services.settings)
-    _add_errors(app)
-    return RequestMiddleware(app, services)
+    return app
 
 
 def _methods_at(app: FastAPI, scope: Scope) -> list[str]:

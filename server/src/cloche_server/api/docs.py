@@ -60,16 +60,22 @@ def json_body(model: type[BaseModel]) -> dict[str, Any]:
 
 
 def sse(description: str, events: dict[str, type[BaseModel]], headers: dict[str, Any] | None = None) -> dict[str, Any]:
-    """An answer of server-sent events. `x-events`: the schema of the JSON in `data:`, by the name of the event."""
+    """An answer of server-sent events: the schema is that of one event, by its name."""
     return {
         "description": description,
         "headers": headers or {},
-        "content": {
-            "text/event-stream": {
-                "schema": {"type": "string"},
-                "x-events": {
-                    name: {"$ref": f"#/components/schemas/{model.__name__}"} for name, model in events.items()
-                },
-            }
+        "content": {"text/event-stream": {"schema": {"oneOf": [_event(*item) for item in events.items()]}}},
+    }
+
+
+def _event(name: str, model: type[BaseModel]) -> dict[str, Any]:
+    data = {"$ref": f"#/components/schemas/{model.__name__}"}
+    return {
+        "type": "object",
+        "required": ["event", "data"],
+        "properties": {
+            "event": {"const": name},
+            "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": data},
+            "id": {"type": "string"},
         },
     }

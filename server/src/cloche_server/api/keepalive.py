@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cloche_server.api.errors import error_body, error_response, result_fields
-from cloche_server.api.respond import big_json_response, dump, wait_gone, waited
+from cloche_server.api.respond import big_json_response, dump, killed, wait_gone, waited
 from cloche_server.core.command import CommandResult
 from cloche_server.core.errors import ClocheError
 
@@ -37,6 +37,7 @@ class KeepaliveResponse(Response):
         self._request = request
         self._work = work
         self._extra_headers = headers
+        self._begun = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.ensure_future(self._work)
@@ -47,6 +48,12 @@ class KeepaliveResponse(Response):
                 await self._answer(task, scope, receive, send)
             elif not gone.done():
                 await self._drip(task, gone, send)
+        except asyncio.CancelledError:
+            if self._begun or not self._request.app.state.services.stopping.is_set():
+                raise
+            task.cancel()
+            await asyncio.wait({task})
+            await error_response(killed(), self._request.scope["cloche.request_id"])(scope, receive, send)
         finally:
             gone.cancel()
             if not task.done():
@@ -56,6 +63,7 @@ class KeepaliveResponse(Response):
                 task.exception()
 
     async def _answer(self, task: asyncio.Future[CommandResult], scope: Scope, receive: Receive, send: Send) -> None:
+        self._begun = True
         try:
             response = await big_json_response(result_fields(task.result()), 200, self._extra_headers)
         except ClocheError as error:
@@ -65,6 +73,7 @@ class KeepaliveResponse(Response):
     async def _drip(self, task: asyncio.Future[CommandResult], gone: asyncio.Future[None], send: Send) -> None:
         headers = {"content-type": "application/json", **self._extra_headers}
         raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
+        self._begun = True
         await send({"type": "http.response.start", "status": 200, "headers": raw})
         while not task.done() and not gone.done():
             await send({"type": "http.response.body", "body": b" ", "more_body": True})

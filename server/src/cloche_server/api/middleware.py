@@ -12,7 +12,7 @@ from cloche_server.api.errors import error_response
 from cloche_server.api.respond import ClientGone
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.ids import is_token
+from cloche_server.core.ids import is_sandbox_id, is_token
 from cloche_server.host.clock import random_bytes
 from cloche_server.telemetry import log, metrics
 
@@ -109,7 +109,8 @@ class RequestMiddleware:
         metrics.http_requests.labels(scope["method"], name, str(status)).inc()
         metrics.http_seconds.labels(scope["method"], name).observe(seconds)
         token = scope.get("cloche.token")
-        fields: dict[str, Any] = {"sandbox": scope.get("path_params", {}).get("sandbox_id")}
+        sandbox = scope.get("path_params", {}).get("sandbox_id", "")
+        fields: dict[str, Any] = {"sandbox": sandbox if is_sandbox_id(sandbox) else None}
         if problem or scope.get("cloche.code"):
             fields["code"] = problem or scope.get("cloche.code")
         _log.info(

@@ -35,7 +35,7 @@ EVENTS: Final[tuple[type[BaseModel], ...]] = (
 )
 _REF: Final = "#/components/schemas/{model}"
 #: Possible on every route, and on every route below `/v1`.
-_EVERYWHERE: Final = (405,)
+_EVERYWHERE: Final = (405, 431)
 _BELOW_V1: Final = (401, 503)
 TAGS: Final = (
     ("sandboxes", "Create, find, change and delete sandboxes."),
@@ -181,6 +181,8 @@ def _finish_operation(path: str, operation: Schema) -> None:
         _drop_titles(parameter["schema"])
     for response in responses.values():
         _drop_titles(response)
+        if response["description"] == "Successful Response":
+            response["description"] = "Done"
         response["headers"] = {"X-Request-Id": header("As sent, or made"), **response.get("headers", {})}
     operation["responses"] = dict(sorted(responses.items()))
 

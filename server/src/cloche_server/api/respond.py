@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -93,7 +93,12 @@ def _json_object(raw: bytes) -> dict[str, Any]:
         raise ClocheError("request.invalid", "the request body is not a JSON object")
     if b"\\u" in raw:
         _refuse_surrogates(data)
-    return {name: value for name, value in data.items() if value is not None}
+    return {name: _number(value) for name, value in data.items() if value is not None}
+
+
+def _number(value: Any) -> Any:
+    """JSON has no integers: 60.0 is as good as 60."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _refuse_surrogates(value: object) -> None:
@@ -133,13 +138,28 @@ async def wait_gone(request: Request) -> None:
         pass
 
 
+def undone() -> ClocheError:
+    """Work that leaves nothing when it is cancelled was cancelled because the server ends."""
+    return ClocheError("server.shutting_down", "the server is shutting down; try again", retry_after=2)
+
+
+def killed() -> ClocheError:
+    """A command was killed because the server ends. It may have done anything, so this is not retryable."""
+    return ClocheError("exec.cancelled", "the server is shutting down and has ended the command")
+
+
 def waited(*futures: asyncio.Future[Any]) -> set[asyncio.Future[Any]]:
     """Futures of different results, to wait for together."""
     return set(futures)
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
-    """The result of `work`; when the client hangs up first, `work` is cancelled and `ClientGone` raised."""
+async def while_connected(
+    request: Request, work: Coroutine[Any, Any, _T], ended: Callable[[], ClocheError] = undone
+) -> _T:
+    """The result of `work`; when the client hangs up first, `work` is cancelled and `ClientGone` raised.
+
+    When the server ends first, `work` is cancelled too, and the error that `ended` makes is raised.
+    """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(wait_gone(request))
     try:
@@ -151,6 +171,12 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, _T]) -> _T
         if not task.cancelled() and task.exception() is None:
             return task.result()
         raise ClientGone
+    except asyncio.CancelledError:
+        if task.cancelled() or not request.app.state.services.stopping.is_set():
+            raise
+        task.cancel()
+        await asyncio.wait({task})
+        raise ended() from None
     finally:
         gone.cancel()
         if not task.done():

@@ -37,6 +37,7 @@ Env = Annotated[
     dict[Text, Argument],
     Field(max_length=4096, json_schema_extra={"propertyNames": {"pattern": "^[A-Za-z_][A-Za-z0-9_.-]*$"}}),
 ]
+
 Ttl = Annotated[StrictInt, Field(ge=0, le=MAX_TTL_SECONDS)]
 Seconds = Annotated[float, Field(ge=0, le=31_536_000, allow_inf_nan=False, strict=True)]
 

@@ -46,7 +46,6 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "isolation.unavailable": ErrorSpec("this host cannot keep the boundary that was asked for"),
     # templates
     "template.not_found": ErrorSpec("there is no such template"),
-    "template.not_ready": ErrorSpec("the template is not baked yet"),
     "template.corrupt": ErrorSpec("a file of the template is damaged or missing", action="bake it again"),
     "template.bake_failed": ErrorSpec("baking the template failed"),
     "template.in_use": ErrorSpec("the template is in use by a sandbox"),

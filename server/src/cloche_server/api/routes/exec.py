@@ -16,7 +16,7 @@ from cloche_server.api.context import ExecId, SandboxId, ServicesDep, Workspace
 from cloche_server.api.docs import answers, header, json_body, sse
 from cloche_server.api.errors import error_body, result_fields
 from cloche_server.api.keepalive import KeepaliveResponse
-from cloche_server.api.respond import big_json_response, json_response, read_model, while_connected
+from cloche_server.api.respond import big_json_response, json_response, killed, read_model, while_connected
 from cloche_server.api.sse import SseEvent, SseResponse
 from cloche_server.api.wire import (
     ErrorAnswer,
@@ -105,12 +105,12 @@ async def run(sandbox_id: SandboxId, request: Request, services: ServicesDep, wo
     command = _command(body, services.settings)
     headers = {"X-Exec-Id": command.exec_id}
     if body.background:
-        pid = await while_connected(request, services.execs.start(workspace, sandbox_id, command))
+        pid = await while_connected(request, services.execs.start(workspace, sandbox_id, command), killed)
         return json_response({"exec_id": command.exec_id, "status": "running", "pid": pid}, 202, headers)
     running = services.execs.run(workspace, sandbox_id, command)
     if body.keepalive or request.headers.get("user-agent", "").startswith(KEEPALIVE_AGENTS):
         return KeepaliveResponse(request, running, headers, asked=body.keepalive)
-    result = await while_connected(request, running)
+    result = await while_connected(request, running, killed)
     return await big_json_response(result_fields(result), 200, headers)
 
 
@@ -124,7 +124,7 @@ async def run(sandbox_id: SandboxId, request: Request, services: ServicesDep, wo
 async def stream(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
     body = await read_model(request, ExecBody, BODY_LIMIT)
     command = _command(body, services.settings)
-    running = await while_connected(request, services.execs.stream(workspace, sandbox_id, command))
+    running = await while_connected(request, services.execs.stream(workspace, sandbox_id, command), killed)
     return _sse(request, services.stopping, running, command.encoding, command.exec_id, command.timeout)
 
 
@@ -155,7 +155,7 @@ async def _events(
     async for item in running:
         if isinstance(item, StreamChunk):
             data = {"chunk": item.text} if encoding == "utf-8" else {"chunk": item.text, "encoding": encoding}
-            yield SseEvent(item.stream, data, str(item.offset))
+            yield SseEvent(item.stream, data, None if item.offset is None else str(item.offset))
         elif isinstance(item, StreamGap):
             yield SseEvent("gap", {"bytes": item.count, "stream": item.stream}, str(item.offset))
         elif item.reason == "timeout":

@@ -1,0 +1,47 @@
+"""The source files, parsed once."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SERVER = ROOT / "server" / "src" / "cloche_server"
+SDK = ROOT / "sdks" / "python" / "src"
+TESTS = ROOT / "tests"
+
+
+@dataclass(frozen=True)
+class Source:
+    path: Path
+    text: str
+    tree: ast.Module
+
+    @property
+    def name(self) -> str:
+        return str(self.path.relative_to(ROOT))
+
+
+@cache
+def parsed(root: Path) -> tuple[Source, ...]:
+    found = []
+    for path in sorted(root.rglob("*.py")):
+        text = path.read_text("utf-8")
+        found.append(Source(path, text, ast.parse(text, str(path))))
+    assert found, f"no Python below {root}"
+    return tuple(found)
+
+
+def functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def strings(source: Source) -> Iterator[ast.Constant]:
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node
