@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -27,9 +29,19 @@ async def build_engine(settings: Settings) -> tuple[QemuEngine, str]:
 
 
 def prepare_data(data: Path) -> None:
-    """The data directory and its parts. Only root may look in: it holds everybody's files."""
-    for part in ("", "templates", "images", "kernels", "sandboxes", "run"):
-        (data / part).mkdir(parents=True, exist_ok=True, mode=0o700)
+    """The data directory and its parts. Only root may look in: it holds everybody's files.
+
+    Raises `host.unsupported`.
+    """
+    try:
+        for part in ("", "templates", "images", "kernels", "sandboxes", "run"):
+            (data / part).mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not os.access(data / "run", os.W_OK):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    except OSError as error:
+        raise ClocheError(
+            "host.unsupported", f"the data directory {data} cannot be used ({error.strerror}); choose another --data"
+        ) from error
 
 
 @contextlib.asynccontextmanager

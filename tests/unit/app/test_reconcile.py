@@ -21,6 +21,7 @@ from kit.fake_engine import FakeMachine, World, settle
 @pytest.fixture
 async def second(tmp_path: Path, database: Database, world: World) -> AsyncIterator[Host]:
     crew = Crew()
+    database.new = False
     yield assemble(tmp_path, database, world, crew)
     await crew.end()
 
@@ -172,3 +173,16 @@ async def test_one_record_that_resists_does_not_hold_up_the_others(
         await second.reconciler.run(same_boot=True)
     assert set(second.world.alive) == {record.id for record in records}
     assert {r.status for r in await second.rows()} == {Status.RUNNING}
+
+
+async def test_machines_that_a_new_database_does_not_know_are_not_ended(host: Host, second: Host) -> None:
+    """A database that was lost is no reason to end what runs."""
+    records = [await host.create() for _ in range(2)]
+    await leave(host)
+    for record in records:
+        await host.store.forget(record.id)
+    second.database.new = True
+    with pytest.raises(ClocheError, match="2 machines run below"):
+        await second.reconciler.run(same_boot=True)
+    assert len(second.world.alive) == 2
+    assert len(list(second.root.iterdir())) == 2

@@ -56,6 +56,12 @@ class Reconciler:
         """Brings records and host together. `same_boot`: the host has not been rebooted since the last server."""
         records = {record.id: record for record in await self._store.living()}
         found = await asyncio.to_thread(self._machines.engine.find, self._machines.root)
+        if found and self._store.is_new:
+            raise ClocheError(
+                "host.unsupported",
+                f"the database cloche.db is new, but {len(found)} machines run below {self._machines.root}; "
+                "restore the database that knows them, or end them with `cloche-server stop --sandboxes`",
+            )
         adopted = failed = finished = 0
         for record in records.values():
             if record.status in ON_RESTART:

@@ -32,19 +32,44 @@ class Database:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sqlite")
         self._queries = load_queries()
         self._connection: sqlite3.Connection | None = None
+        #: There was none before.
+        self.new = False
 
     async def open(self) -> None:
-        """Opens the file, and migrates it when it is older. Raises `internal` when it is newer than us."""
+        """Opens the file, and migrates it when it is older. Raises `internal` when it is newer than us, or
+        damaged: what is not a whole database must never be taken for one without sandboxes."""
         await self.run(lambda _: None, opening=True)
 
     def _open(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, isolation_level=None, timeout=10)
-        connection.row_factory = sqlite3.Row
-        connection.execute("PRAGMA journal_mode=WAL")
-        connection.execute("PRAGMA synchronous=NORMAL")
-        connection.execute("PRAGMA foreign_keys=ON")
-        _migrate(connection)
+        try:
+            connection.row_factory = sqlite3.Row
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA foreign_keys=ON")
+            self.new = _migrate(connection)
+            problem = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            if problem != "ok":
+                raise sqlite3.DatabaseError(problem)
+        except sqlite3.DatabaseError as error:
+            connection.close()
+            raise self._unusable(error) from error
+        except BaseException:
+            connection.close()
+            raise
         return connection
+
+    def _unusable(self, error: sqlite3.DatabaseError) -> ClocheError:
+        told = _translate(error)
+        if told.code == "host.disk_full":
+            return told
+        if isinstance(error, sqlite3.OperationalError):
+            return ClocheError("internal", f"the database {self._path} cannot be opened: {error}")
+        return ClocheError(
+            "internal",
+            f"the database {self._path} is damaged ({error}); restore it, or move it away together with its "
+            "-wal and -shm files to begin without the sandboxes and tokens that are in it",
+        )
 
     async def run(self, work: Callable[[sqlite3.Connection], _T], *, opening: bool = False) -> _T:
         def call() -> _T:
@@ -78,10 +103,10 @@ class Database:
             connection.execute("BEGIN IMMEDIATE")
             try:
                 counts = [connection.execute(self._queries[name], values).rowcount for name, values in statements]
+                connection.execute("COMMIT")
             except BaseException:
-                connection.execute("ROLLBACK")
+                _roll_back(connection)
                 raise
-            connection.execute("COMMIT")
             return counts
 
         return await self.run(work)
@@ -96,9 +121,13 @@ class Database:
         self._thread.shutdown(wait=False)
 
 
+#: Without room also the shared memory of the log cannot be made or grown.
 _FULL_CODES = {
     sqlite3.SQLITE_FULL,
-    sqlite3.SQLITE_IOERR_WRITE if hasattr(sqlite3, "SQLITE_IOERR_WRITE") else 778,
+    sqlite3.SQLITE_IOERR_WRITE,
+    sqlite3.SQLITE_IOERR_SHMOPEN,
+    sqlite3.SQLITE_IOERR_SHMSIZE,
+    sqlite3.SQLITE_IOERR_SHMMAP,
 }
 
 
@@ -109,7 +138,14 @@ def _translate(error: sqlite3.Error) -> ClocheError:
     return ClocheError("internal", "the database of the server refused an operation")
 
 
-def _migrate(connection: sqlite3.Connection) -> None:
+def _roll_back(connection: sqlite3.Connection) -> None:
+    """A full disk ends a transaction in the middle, or leaves it open at its commit; it never stays open."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
+def _migrate(connection: sqlite3.Connection) -> bool:
+    """True when there was nothing before."""
     migrations = load_migrations()
     connection.execute("BEGIN IMMEDIATE")
     try:
@@ -125,8 +161,9 @@ def _migrate(connection: sqlite3.Connection) -> None:
             connection.execute(f"PRAGMA user_version = {number:d}")
         connection.execute("COMMIT")
     except BaseException:
-        connection.execute("ROLLBACK")
+        _roll_back(connection)
         raise
+    return bool(version == 0)
 
 
 def _statements(script: str) -> list[str]:

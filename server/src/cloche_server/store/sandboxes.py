@@ -96,6 +96,11 @@ class SandboxStore:
     def __init__(self, database: Database) -> None:
         self._db = database
 
+    @property
+    def is_new(self) -> bool:
+        """There was no database before this server."""
+        return self._db.new
+
     async def insert(self, sandbox: Sandbox, key: IdempotencyKey | None = None) -> None:
         """Both or neither. Raises `Conflict` when the id or the key exists."""
         statements: list[tuple[str, dict[str, Any]]] = [("insert_sandbox", to_row(sandbox))]
