@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import httpx
 import pytest
@@ -62,9 +63,9 @@ REFILL = [
 
 
 @pytest.fixture(scope="module")
-def killable(baked: object) -> Iterator[Server]:
+def killable(baked: Path) -> Iterator[Server]:
     """A server that dies at the moment it is told, with empty pools."""
-    server = Server.make(baked, pool_launched=0, pool_warm=0)  # type: ignore[arg-type]
+    server = Server.make(baked, pool_launched=0, pool_warm=0)
     server.command = faults.COMMAND
     try:
         server.start()
@@ -74,8 +75,8 @@ def killable(baked: object) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def pooled(baked: object) -> Iterator[Server]:
-    server = Server.make(baked)  # type: ignore[arg-type]
+def pooled(baked: Path) -> Iterator[Server]:
+    server = Server.make(baked)
     server.command = faults.COMMAND
     try:
         server.start()
@@ -338,9 +339,9 @@ def test_a_data_directory_behind_a_link(new_server: Callable[..., Server]) -> No
         server.kill()
         server.start()
         truth.usable(server.api.attach(box.id))
-        server.data = real
-        truth.check(server)
-        assert "ended 2" in server.stop(sandboxes=True) or not procs.below(real / "sandboxes")
+        assert set(server.directories()) >= {box.id}
+        assert box.id in {Path(p.cwd).name for p in procs.below(real) if p.is_qemu}
+        server.stop(sandboxes=True)
         assert not [p for p in procs.below(real) if p.is_qemu]
     finally:
         server.data = real

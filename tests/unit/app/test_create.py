@@ -12,7 +12,7 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Event, Status
 from cloche_server.core.records import BootMode, Sandbox
 from cloche_server.store.sandboxes import IdempotencyKey
-from kit.fake_engine import settle
+from kit.fake_engine import FakeMachine, settle
 
 #: Calls on the fake host in the order in which a create with empty pools makes them.
 CALLS = [
@@ -127,7 +127,7 @@ async def test_a_failing_create_from_a_pool_ends_the_machine_that_it_took(host: 
     pools = await fill(host)
     await end_now(pools)
     taken = host.pools.counts()
-    host.world.fault[call] = ClocheError("sandbox.boot_failed", "x")
+    host.world.fault[call] = ClocheError("host.disk_full", "x")
     with pytest.raises(ClocheError):
         await host.create(disk_mb=2048)
     host.world.fault.clear()
@@ -135,6 +135,29 @@ async def test_a_failing_create_from_a_pool_ends_the_machine_that_it_took(host: 
     assert len(host.world.alive) == sum(host.pools.counts().values())
     assert await host.rows() == []
     await host.pools.drain()
+    assert await host.left() == []
+
+
+async def test_machines_that_died_in_the_pools_unnoticed_fail_no_create(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = await fill(host)
+    await end_now(pools)
+    monkeypatch.setattr(FakeMachine, "ended", False)  # nobody has been told yet
+    dead = set(host.world.alive)
+    for machine in list(host.world.alive.values()):
+        machine.die()
+
+    def refuse(machine: FakeMachine) -> None:
+        if machine.id in dead:
+            raise ClocheError("sandbox.boot_failed", "the machine ended while it was restored from its template")
+
+    monkeypatch.setattr(FakeMachine, "_check", refuse)
+    record = await host.create()
+    assert record.boot_mode is BootMode.SNAPSHOT
+    assert set(host.world.alive) == {record.id}
+    assert host.capacity.usage().sandboxes == 1
+    await host.lifecycle.delete("w", record.id)
     assert await host.left() == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from cloche_server.telemetry import log, metrics
 
 _log = log.get("create")
 
+#: So many machines of the pools may turn out to be dead before a create makes its own.
+POOLED_TRIES = 4
 #: Boundaries by strength; a caller's minimum is met by itself and everything after it.
 BOUNDARIES = ("any", "microvm", "microvm-kvm")
 
@@ -59,6 +62,8 @@ class _Creation:
     slot: Slot | None = None
     entry: Entry | None = None
     pending_id: str = ""
+    use_pools: bool = True
+    pooled: bool = False
 
 
 class Creator:
@@ -96,8 +101,7 @@ class Creator:
             resources_of = self._sizes(request)
             meta = await self._template(request.template, resources_of.shape)
             resources = self._with_disk(resources_of, request, meta)
-            work = _Creation(request, meta, resources, began)
-            took = await self._make(work)
+            work, took = await self._make(request, meta, resources, began)
         except ClocheError as error:
             metrics.create_failures.labels(error.code).inc()
             raise
@@ -108,17 +112,27 @@ class Creator:
         _log.info("sandbox.created", sandbox=record.id, mode=record.boot_mode.value, ms=record.boot_ms, steps=took)
         return record
 
-    async def _make(self, work: _Creation) -> dict[str, float]:
-        try:
-            return await run_steps("create", self._steps(work))
-        except asyncio.CancelledError:
-            if work.entry is not None and work.entry.doomed:
-                raise ClocheError(
-                    "sandbox.invalid_state",
-                    f"the sandbox {work.entry.record.id} was deleted while it was created",
-                    details={"status": Status.DELETED.value},
-                ) from None
-            raise
+    async def _make(
+        self, request: CreateRequest, meta: TemplateMeta, resources: Resources, began: float
+    ) -> tuple[_Creation, dict[str, float]]:
+        for tries_left in itertools.count(POOLED_TRIES, -1):
+            work = _Creation(request, meta, resources, began, use_pools=tries_left > 0)
+            try:
+                return work, await run_steps("create", self._steps(work))
+            except asyncio.CancelledError:
+                if work.entry is not None and work.entry.doomed:
+                    raise ClocheError(
+                        "sandbox.invalid_state",
+                        f"the sandbox {work.entry.record.id} was deleted while it was created",
+                        details={"status": Status.DELETED.value},
+                    ) from None
+                raise
+            except ClocheError as error:
+                if not work.pooled or error.code != "sandbox.boot_failed":
+                    raise
+                # Its machine may have died in the pool, and nothing is left of this try.
+                _log.warning("create.pooled_machine_failed", machine=work.pending_id, error=error.message)
+        raise AssertionError("the last try takes nothing from a pool, and so returns or raises")
 
     # ---------------------------------------------------------------- what is asked for
 
@@ -185,13 +199,13 @@ class Creator:
         ]
 
     async def _reserve(self, work: _Creation) -> None:
-        slot = self._pools.take(work.meta.template)
+        slot = self._pools.take(work.meta.template) if work.use_pools else None
         if slot is not None:
             # Its promise is there; only a larger disk is asked for anew.
             self._capacity.release(slot.id)
             refusal = self._capacity.try_promise(slot.id, work.resources)
             if refusal is None:
-                work.slot, work.pending_id = slot, slot.id
+                work.slot, work.pending_id, work.pooled = slot, slot.id, True
                 return
             self._capacity.take_over(slot.id, Resources(*_slot_size(slot)))
             self._pools.put_back(slot)
