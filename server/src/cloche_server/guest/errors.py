@@ -134,6 +134,8 @@ def _denied(ctx: CallContext, field: str) -> tuple[str, str]:
 def _too_large(ctx: CallContext, field: str, errno: str) -> tuple[str, str]:
     if errno == "EFBIG":
         return "file.no_space", "The file is larger than the file system of the sandbox allows."
+    if field == "cwd":
+        return "exec.invalid_cwd", f"The working directory {_quoted(ctx.cwd, '')} has a name that is too long."
     if ctx.area == "exec":
         part = {"env": "The environment", "argv": "An argument", "shell": "The command"}.get(
             field, "The command or its environment"
@@ -162,7 +164,7 @@ _CONFLICTS: Final[Mapping[str, tuple[str, str]]] = {
 # `conflict` says too little by itself: only the first of these may go away by waiting.
 _CONFLICTS_BY_ERRNO: Final[Mapping[str, tuple[str, str]]] = {
     "EBUSY": ("file.busy", "{path} is in use."),
-    "ELOOP": ("guest.error", "{path} leads through too many symbolic links."),
+    "ELOOP": ("request.invalid", "{path} leads through too many symbolic links."),
     "EINVAL": ("request.invalid", "The operation is not possible for {path}."),
 }
 

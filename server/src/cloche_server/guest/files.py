@@ -17,6 +17,8 @@ _PATH_MAX: Final = 4095
 _PAGE: Final = 1000
 _PAGE_BYTES: Final = 8 * 1024 * 1024
 _LIST_MAX: Final = 10_000
+#: For whole trees: the agent says nothing until it is done. That a machine has died is noticed without it.
+TREE_SECONDS: Final = 3600.0
 
 Query = list[tuple[str, str]]
 
@@ -124,9 +126,12 @@ class FileCalls:
         *,
         recursive: bool = False,
         user: str | None = None,
-        timeout: float = CALL_SECONDS,
+        timeout: float = TREE_SECONDS,
     ) -> None:
-        """Remove a file or an empty directory; with `recursive` a whole tree, links not followed."""
+        """Remove a file or an empty directory; with `recursive` a whole tree, links not followed.
+
+        The agent is silent until all is gone, and some trees are large: hence the long default timeout.
+        """
         ctx, query = _target(path, user)
         if recursive:
             query.append(("recursive", "1"))
@@ -206,7 +211,7 @@ class FileCalls:
         *,
         overwrite: bool = False,
         user: str | None = None,
-        timeout: float = 300.0,
+        timeout: float = TREE_SECONDS,
     ) -> None:
         """Rename; across file systems the agent copies, hence the long default timeout."""
         ctx, query = _target(path, user)

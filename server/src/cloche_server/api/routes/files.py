@@ -6,6 +6,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import AsyncIterator
+from decimal import Decimal
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -65,6 +66,9 @@ class FileResponse(Response):
                     return
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except ClocheError as error:
+            # The server cuts the connection of an answer that is not complete.
+            scope["cloche.code"] = error.code
         finally:
             gone.cancel()
             await self._file.aclose()
@@ -92,6 +96,11 @@ def _mode(mode: str | None) -> int | None:
     return None if mode is None else int(mode, 8)
 
 
+def _nanoseconds(seconds: float) -> int:
+    """As written in decimal: the product of two floats would be off by some hundred."""
+    return int(Decimal(repr(seconds)) * 1_000_000_000)
+
+
 @router.put(
     "/sandboxes/{sandbox_id}/fs",
     response_model=WriteAnswer,
@@ -114,7 +123,7 @@ async def write(
     length = request.headers.get("content-length", "")
     options = WriteOptions(
         mode=_mode(mode),
-        mtime_ns=None if mtime is None else round(mtime * 1_000_000_000),
+        mtime_ns=None if mtime is None else _nanoseconds(mtime),
         append=flag(append, False),
         length=int(length) if length.isascii() and length.isdigit() and len(length) < 18 else None,
     )
