@@ -200,7 +200,7 @@ class TestQuoting:
     )
     def test_a_bad_directory_is_named(self, shared: Box, cwd: str, user: str | None) -> None:
         error = shared.refused("pwd", cwd=cwd, **({"user": user} if user else {}))
-        assert error.status in {400, 413}, error
+        assert error.status == 400, error
         assert "cwd" in str(error.details.get("field", "")) or "cwd" in str(error.details)
         assert shared.exec("ls /tmp/pwn*").code != 0
 
