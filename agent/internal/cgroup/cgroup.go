@@ -53,6 +53,7 @@ func New(dir string, l Limits) (*Manager, error) {
 	}
 	m := &Manager{dir: dir}
 	for _, c := range []string{"memory", "pids", "cpu"} {
+		_ = m.write("../cgroup.subtree_control", "+"+c)
 		_ = m.write("cgroup.subtree_control", "+"+c)
 	}
 	if l.MemoryMax > 0 {

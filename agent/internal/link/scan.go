@@ -12,7 +12,7 @@ const (
 	preface    = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 	syncPrefix = "CLOCHE-SYNC "
 	nonceLen   = 32
-	maxDigits  = 10
+	maxDigits  = 9
 	maxLine    = len(syncPrefix) + nonceLen + 1 + maxDigits
 )
 

@@ -20,7 +20,6 @@ type Result struct {
 	Stderr   []byte
 	Gaps     []wire.Gap
 	Frames   int
-	Ordered  bool // offsets were right
 	position uint64
 }
 
@@ -94,7 +93,7 @@ func (c *Client) Exec(ctx context.Context, req map[string]any) (*Result, error) 
 
 // Collect reads frames up to the end of the stream.
 func Collect(r io.Reader) (*Result, error) {
-	out := &Result{Ordered: true}
+	out := &Result{}
 	var h [wire.HeaderSize]byte
 	for {
 		if _, err := io.ReadFull(r, h[:]); err != nil {
@@ -133,7 +132,9 @@ func (r *Result) add(f wire.Frame) error {
 		r.position = f.Offset
 	}
 	r.Frames++
-	r.Ordered = r.Ordered && f.Offset == r.position
+	if f.Offset != r.position {
+		return fmt.Errorf("frame %d has offset %d instead of %d", r.Frames, f.Offset, r.position)
+	}
 	switch f.Type {
 	case wire.TypeStarted:
 		return json.Unmarshal(f.Payload, &r.Started)
