@@ -56,17 +56,18 @@ def bare_app() -> FastAPI:
         redirect_slashes=False,
         generate_unique_id_function=operation_id,
     )
-    app.include_router(service.public)
+    # The first match wins: what is called most stands first.
     # Routes that exist but answer 501 stand before `/templates/{name}`, which would take their place.
     for router in (
-        service.router,
-        sandboxes.router,
         exec_routes.router,
         files.router,
+        sandboxes.router,
+        service.router,
         later.router,
         templates.router,
     ):
         app.include_router(router, prefix="/v1")
+    app.include_router(service.public)
     return app
 
 

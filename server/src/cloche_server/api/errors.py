@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 from starlette.responses import Response
 
 from cloche_server.api.respond import json_response
-from cloche_server.core.command import CommandResult
+from cloche_server.core.command import CommandEnd, CommandResult
 from cloche_server.core.errors import CATALOGUE, ClocheError
 
 HTTP_STATUS: Final[Mapping[str, int]] = {
@@ -100,11 +99,6 @@ def error_response(error: ClocheError, request_id: str) -> Response:
 
 def result_fields(result: CommandResult) -> dict[str, Any]:
     """A command's result as the API shows it. Fields that do not apply are left out."""
-    termination = {
-        key: value
-        for key, value in asdict(result.end).items()
-        if value is not None and key not in {"exit_code", "duration_ms"}
-    }
     fields: dict[str, Any] = {
         "exec_id": result.exec_id,
         "stdout": result.stdout,
@@ -113,7 +107,7 @@ def result_fields(result: CommandResult) -> dict[str, Any]:
         "exit_code": result.end.exit_code,
         "duration_ms": round(result.end.duration_ms),
         "duration_us": round(result.end.duration_ms * 1000),
-        "termination": termination,
+        "termination": termination_fields(result.end),
         "truncated": bool(result.stdout_dropped or result.stderr_dropped),
         "stdout_dropped_bytes": result.stdout_dropped,
         "stderr_dropped_bytes": result.stderr_dropped,
@@ -121,4 +115,16 @@ def result_fields(result: CommandResult) -> dict[str, Any]:
     for name in ("stdout_head_bytes", "stderr_head_bytes"):
         if (value := getattr(result, name)) is not None:
             fields[name] = value
+    return fields
+
+
+def termination_fields(end: CommandEnd) -> dict[str, Any]:
+    """How a command ended, without what does not apply."""
+    fields: dict[str, Any] = {"reason": end.reason}
+    if end.signal is not None:
+        fields["signal"] = end.signal
+    if end.signal_number is not None:
+        fields["signal_number"] = end.signal_number
+    if end.detail is not None:
+        fields["detail"] = end.detail
     return fields

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import Any, Final
 
+from prometheus_client import Counter, Histogram
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -106,8 +108,7 @@ class RequestMiddleware:
     def _finish(self, scope: Scope, status: int, seconds: float, request_id: str, problem: str | None) -> None:
         route = scope.get("route")
         name = getattr(route, "path", "other")
-        metrics.http_requests.labels(scope["method"], name, str(status)).inc()
-        metrics.http_seconds.labels(scope["method"], name).observe(seconds)
+        _count(scope["method"], name, status, seconds)
         token = scope.get("cloche.token")
         sandbox = scope.get("path_params", {}).get("sandbox_id", "")
         fields: dict[str, Any] = {"sandbox": sandbox if is_sandbox_id(sandbox) else None}
@@ -123,6 +124,18 @@ class RequestMiddleware:
             token=token.prefix[:8] if token else None,
             **{k: v for k, v in fields.items() if v},
         )
+
+
+@cache
+def _meters(method: str, route: str, status: int) -> tuple[Counter, Histogram]:
+    """Bounded: routes and methods are those that exist."""
+    return metrics.http_requests.labels(method, route, str(status)), metrics.http_seconds.labels(method, route)
+
+
+def _count(method: str, route: str, status: int, seconds: float) -> None:
+    requests, times = _meters(method, route, status)
+    requests.inc()
+    times.observe(seconds)
 
 
 def _open_to_pages(path: str) -> bool:

@@ -19,6 +19,9 @@ from cloche_server.host.clock import random_bytes
 HEAD_LIMIT: Final = 64 * 1024
 #: A connection that has begun a request must have sent its headers after so many seconds.
 HEAD_SECONDS: Final = 30.0
+#: How long what still comes is thrown away after a refusal. Closing at once would reset the connection, and
+#: the answer would be lost with it.
+LINGER_SECONDS: Final = 1.0
 _REASONS: Final = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
@@ -34,6 +37,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         self._too_large = False
+        self._refused = False
+        self._completed = False
         self._head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -45,11 +50,15 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        self._completed = False
         super().data_received(data)
-        if not self._in_head:
+        if self._refused or not self._in_head:
             self._disarm()
             return
-        self._head_bytes += len(data)
+        if not self._completed:  # else part of `data` belongs to the request before
+            self._head_bytes += len(data)
         if self._head_bytes > HEAD_LIMIT and not self.transport.is_closing():
             self._too_large = True
             self.send_400_response("")
@@ -60,6 +69,10 @@ class HttpProtocol(HttpToolsProtocol):
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
+
+    def on_message_complete(self) -> None:
+        self._completed = True
+        super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -83,9 +96,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Answers what is not HTTP, and closes. In the middle of another answer it only closes."""
-        if self.cycle is None or self.cycle.response_complete:
-            self.transport.write(_refusal(self._too_large))
-        self.transport.close()
+        if self._refused:
+            return
+        self._refused = True
+        if self.transport.is_closing() or (self.cycle is not None and not self.cycle.response_complete):
+            self.transport.close()
+            return
+        self.transport.write(_refusal(self._too_large))
+        self.transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
 def _refusal(too_large: bool) -> bytes:

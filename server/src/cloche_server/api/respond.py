@@ -18,6 +18,8 @@ _T = TypeVar("_T")
 _M = TypeVar("_M", bound=BaseModel)
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
+
 #: Above this many characters JSON is made on a thread, so that other requests go on meanwhile.
 _BIG = 256 * 1024
 
@@ -28,7 +30,7 @@ class ClientGone(Exception):
 
 def dump(value: object) -> bytes:
     """JSON in ASCII: no character that some client takes for the end of a line."""
-    return json.dumps(value, separators=(",", ":")).encode("ascii")
+    return _ENCODER.encode(value).encode("ascii")
 
 
 def json_response(value: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

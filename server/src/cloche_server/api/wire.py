@@ -86,7 +86,7 @@ class ExecBody(Wire):
         None,
         description="Input; without it the command sees end of file. With `stdin_base64` true it is base64.",
     )
-    stdin_base64: StrictBool = False
+    stdin_base64: StrictBool = Field(False, description="`stdin` is base64.")
     timeout_seconds: Seconds | None = Field(None, description="0 or absent: the server's default.")
     encoding: Literal["utf-8", "base64"] = Field("utf-8", description="How output is written in the answer.")
     max_output_bytes: Annotated[StrictInt, Field(ge=1024, le=OUTPUT_LIMIT)] = Field(
@@ -116,16 +116,16 @@ class ExecBody(Wire):
 
 
 class LifecycleBody(Wire):
-    ttl_seconds: Ttl | None = None
-    persistent: StrictBool | None = None
+    ttl_seconds: Ttl | None = Field(None, description="Counted from now; 0 = never.")
+    persistent: StrictBool | None = Field(None, description="True: no TTL at all.")
 
 
 class SandboxPatch(Wire):
     metadata: Annotated[dict[MetadataKey, MetadataValue | None], Field(max_length=64)] | None = Field(
         None, description="Keys to set; null removes a key."
     )
-    ttl_seconds: Ttl | None = None
-    persistent: StrictBool | None = None
+    ttl_seconds: Ttl | None = Field(None, description="Counted from now; 0 = never.")
+    persistent: StrictBool | None = Field(None, description="True: no TTL at all.")
 
 
 class MkdirBody(Wire):

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from cloche_server.api import present
 from cloche_server.api.context import ExecId, SandboxId, ServicesDep, Workspace
 from cloche_server.api.docs import answers, header, json_body, sse
-from cloche_server.api.errors import error_body, result_fields
+from cloche_server.api.errors import error_body, result_fields, termination_fields
 from cloche_server.api.keepalive import KeepaliveResponse
 from cloche_server.api.respond import big_json_response, json_response, killed, read_model, while_connected
 from cloche_server.api.sse import SseEvent, SseResponse
@@ -170,20 +170,12 @@ async def _events(
             )
             yield failed(error)
         else:
-            termination = present.without_none(
-                {
-                    "reason": item.reason,
-                    "signal": item.signal,
-                    "signal_number": item.signal_number,
-                    "detail": item.detail,
-                }
-            )
             yield SseEvent(
                 "exit",
                 {
                     "exit_code": item.exit_code,
                     "duration_ms": round(item.duration_ms),
-                    "termination": termination,
+                    "termination": termination_fields(item),
                     "exec_id": exec_id,
                 },
             )
