@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from functools import cache
 from typing import Any, Final
@@ -74,6 +75,11 @@ class RequestMiddleware:
             if status:
                 raise
             await error_response(error, request_id)(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # only the end of the grace at a shutdown cancels a request
+            problem = "server.shutting_down"
+            if not status:
+                told = ClocheError("server.shutting_down", "the server is shutting down; try again", retry_after=2)
+                await error_response(told, request_id)(scope, receive, send_with_id)
         except Exception as error:
             problem = "internal"
             _log.exception("request.crashed", request_id=request_id, error=repr(error))
