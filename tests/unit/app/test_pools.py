@@ -209,3 +209,11 @@ async def test_drain_goes_on_after_a_failure(host: Host, base: BakedTemplate, cr
     await host.pools.drain()
     assert promised(host) == 0
     assert list(host.root.iterdir()) == []
+
+
+async def test_what_never_fits_ends_no_pooled_machine(host: Host, running: Running) -> None:
+    before = set(host.world.alive)
+    with pytest.raises(ClocheError) as told:
+        await host.create(disk_mb=host.capacity.limits.disk_mb - 1, memory_mb=256)
+    assert told.value.code in {"capacity.unavailable", "request.invalid"}
+    assert set(host.world.alive) == before

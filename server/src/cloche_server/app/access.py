@@ -16,6 +16,10 @@ from cloche_server.guest.client import GuestClient
 from cloche_server.host.clock import Clock
 from cloche_server.store.sandboxes import SandboxStore
 
+#: Commands and transfers of one sandbox at once. Each may hold a window of flow control in this process, and no
+#: sandbox may take the memory of the others.
+MAX_CALLS = 200
+
 
 class Access:
     """Looks sandboxes up for a workspace. What belongs to another workspace does not exist."""
@@ -63,6 +67,13 @@ class Access:
                 "host.disk_full",
                 f"sandbox {record.id} is stopped because the disk of the host is full; it goes on when there is room",
                 retry_after=10,
+            )
+        if entry.running_execs >= MAX_CALLS:
+            raise ClocheError(
+                "sandbox.busy",
+                f"{entry.running_execs} calls run in sandbox {record.id} already, {MAX_CALLS} is the limit",
+                details={"limit": MAX_CALLS},
+                retry_after=1,
             )
         entry.last_activity = self._clock.monotonic()
         return entry, entry.guest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,15 +41,20 @@ class Capacity:
         )
         self._promises: dict[str, Promise] = {}
 
-    def usage(self) -> Usage:
-        machines = [p for p in self._promises.values() if p.memory]
+    def usage(self, without: Collection[str] = ()) -> Usage:
+        """What is promised, but for the keys in `without`, and what the host has left."""
+        promises = [p for key, p in self._promises.items() if key not in without]
         return Usage(
-            sandboxes=len(self._promises),
-            memory_mb=sum(p.resources.memory_mb + OVERHEAD_MB for p in machines),
-            disk_mb=sum(p.resources.disk_mb for p in self._promises.values()),
+            sandboxes=len(promises),
+            memory_mb=sum(p.resources.memory_mb + OVERHEAD_MB for p in promises if p.memory),
+            disk_mb=sum(p.resources.disk_mb for p in promises),
             available_memory_mb=host_machine.memory().available_mb,
             free_disk_mb=host_machine.disk(self._data).free_mb,
         )
+
+    def refusal(self, resources: Resources, yielding: Collection[str]) -> Refusal | None:
+        """Why `resources` would not fit even if all of `yielding` gave way; None when they might."""
+        return admit(self.limits, self.usage(without=yielding), resources)
 
     def try_promise(self, key: str, resources: Resources) -> Refusal | None:
         """Books `resources` under `key`, or says why not."""

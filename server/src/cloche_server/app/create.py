@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from cloche_server.app.bake import Baker
 from cloche_server.app.capacity import Capacity, refused
@@ -18,7 +18,7 @@ from cloche_server.app.supervisor import Entry, Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import expires_at
 from cloche_server.core.lifecycle import Status
-from cloche_server.core.records import BootMode, ExecDefaults, Isolation, Resources, Sandbox, Shape
+from cloche_server.core.records import BootMode, ExecDefaults, Isolation, Resources, Sandbox
 from cloche_server.host.clock import Clock
 from cloche_server.settings import Settings
 from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
@@ -99,7 +99,7 @@ class Creator:
         try:
             self._check_boundary(request.minimum_boundary)
             resources_of = self._sizes(request)
-            meta = await self._template(request.template, resources_of.shape)
+            meta = await self._template(request.template, resources_of)
             resources = self._with_disk(resources_of, request, meta)
             work, took = await self._make(request, meta, resources, began)
         except ClocheError as error:
@@ -166,7 +166,8 @@ class Creator:
             raise invalid("disk_mb", f"disk_mb is {disk}, the template {meta.template.name} needs {smallest}")
         return Resources(resources.cpus, resources.memory_mb, disk)
 
-    async def _template(self, name: str, shape: Shape) -> TemplateMeta:
+    async def _template(self, name: str, resources: Resources) -> TemplateMeta:
+        shape = resources.shape
         family = self._catalog.resolve(name)
         if family is None:
             raise ClocheError(
@@ -179,11 +180,18 @@ class Creator:
         if meta is None:
             model = self._catalog.newest(family)
             assert model is not None, "a family has at least one baked template"
+            self._check_room(replace(resources, disk_mb=resources.disk_mb or model.template.disk_mb))
             # A size that nobody has used yet: baked once, kept for all who follow.
             meta = await self._baker.bake_like(model, shape, lambda text: _log.info("bake.progress", text=text))
         if not self._catalog.checked(meta):
             await asyncio.to_thread(self._catalog.check, meta)
         return meta
+
+    def _check_room(self, resources: Resources) -> None:
+        """Raises `capacity.unavailable` for what would not fit even if the pools gave way."""
+        refusal = self._capacity.refusal(resources, self._pools.promised())
+        if refusal is not None:
+            raise refused(refusal)
 
     # ---------------------------------------------------------------- the steps
 
@@ -210,6 +218,7 @@ class Creator:
             self._capacity.take_over(slot.id, Resources(*_slot_size(slot)))
             self._pools.put_back(slot)
             raise refused(refusal)
+        self._check_room(work.resources)
         key = self._machines.new_id()
         refusal = self._capacity.try_promise(key, work.resources)
         while refusal is not None and await self._pools.give_up_one():

@@ -35,6 +35,7 @@ class Pools:
         self._changed = asyncio.Event()
         #: The machine that is being made now, promised but in no pool yet.
         self._filling: asyncio.Task[bool] | None = None
+        self._filling_id = ""
 
     def aim(self, template: BakedTemplate | None) -> None:
         """Sets what the pools hold from now on."""
@@ -64,6 +65,11 @@ class Pools:
     def put_back(self, slot: Slot) -> None:
         """Undoes `take` for a slot that was not touched."""
         self._slots[slot.mode].appendleft(slot)
+
+    def promised(self) -> set[str]:
+        """Keys in the ledger that give way when room is short."""
+        keys = {slot.id for slots in self._slots.values() for slot in slots}
+        return keys | ({self._filling_id} if self._filling_id else set())
 
     async def give_up_one(self) -> bool:
         """Ends one pooled machine, or the making of one, to make room for a sandbox. False when there is none."""
@@ -141,7 +147,7 @@ class Pools:
             await asyncio.wait({self._filling})
             raise
         finally:
-            filling, self._filling = self._filling, None
+            filling, self._filling, self._filling_id = self._filling, None, ""
         return not filling.cancelled() and filling.result()
 
     async def _fill(self, kind: BootMode) -> bool:
@@ -152,6 +158,7 @@ class Pools:
         resources = Resources(template.shape.cpus, template.shape.memory_mb, template.disk_mb)
         if self._capacity.try_promise(machine_id, resources) is not None:
             return False
+        self._filling_id = machine_id
         try:
             slot = await self._machines.launch(template, machine_id, kind)
         except BaseException:
