@@ -199,5 +199,5 @@ def test_every_query_is_used() -> None:
 
 @pytest.mark.parametrize("text", ["-- a --\nSELECT 1;", "-- a --\n-- doc\nSELECT 1;\n-- a --\n-- doc\nSELECT 2;"])
 def test_badly_written_queries(text: str) -> None:
-    with pytest.raises(ValueError, match="no description|twice"):
+    with pytest.raises(ValueError, match=r"no description|twice"):
         parse(text)

@@ -26,6 +26,7 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "sandbox.failed": 409,
     "sandbox.boot_failed": 500,
     "sandbox.unreachable": 502,
+    "sandbox.busy": 503,
     "isolation.unavailable": 422,
     "template.not_found": 404,
     "template.corrupt": 500,

@@ -43,6 +43,11 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "sandbox.failed": ErrorSpec("the sandbox has failed", action="delete it and create another"),
     "sandbox.boot_failed": ErrorSpec("the sandbox could not be started; nothing is left of it"),
     "sandbox.unreachable": ErrorSpec("the agent in the sandbox does not answer"),
+    "sandbox.busy": ErrorSpec(
+        "too many calls run in the sandbox at once",
+        retryable=True,
+        action="wait for some to end, or use more sandboxes",
+    ),
     "isolation.unavailable": ErrorSpec("this host cannot keep the boundary that was asked for"),
     # templates
     "template.not_found": ErrorSpec("there is no such template"),
