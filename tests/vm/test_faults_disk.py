@@ -13,7 +13,7 @@ import pytest
 
 from kit import data as test_data
 from kit import truth
-from kit.client import ApiError, Box
+from kit.client import Box
 from kit.server import Server
 from kit.until import Watch, until
 
@@ -205,6 +205,8 @@ def test_a_start_on_a_full_disk(small: Server, filler: Filler) -> None:
     filler.free()
     if not small.running:
         small.start()
+    # Its guest may have written as well, and stands still until somebody has seen that there is room.
+    until(lambda: small.api.request("POST", f"{box.path}/exec", json={"cmd": "true"}).status_code == 200, 60)
     truth.usable(small.api.attach(box.id))
     small.api.delete(box.id)
     truth.check(small)
@@ -239,18 +241,9 @@ def test_changes_that_cannot_be_recorded_are_refused(small: Server, filler: Fill
                 break
     print(f"{refused} refused after {number} changes")
     assert small.running
-    with pytest.raises(ApiError) if refused else _nothing():
-        small.api.call("PATCH", box.path, json={"metadata": {"n": "x" * 4000}})
+    assert refused, "the database never noticed that the disk is full"
     filler.free()
     small.api.call("PATCH", box.path, json={"ttl_seconds": 77})
     assert box.refresh()["ttl_seconds"] == 77
     box.delete()
     truth.check(small)
-
-
-class _nothing:
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, *_: object) -> None:
-        return None
