@@ -13,10 +13,10 @@ from starlette.routing import Match
 from starlette.types import ASGIApp, Scope
 
 from cloche_server import __version__
-from cloche_server.api.errors import error_response
+from cloche_server.api.errors import error_response, internal_error
 from cloche_server.api.middleware import RequestMiddleware
 from cloche_server.api.openapi import build_document, operation_id
-from cloche_server.api.respond import dump, invalid_fields
+from cloche_server.api.respond import ClientGone, dump, invalid_fields
 from cloche_server.api.routes import exec as exec_routes
 from cloche_server.api.routes import files, later, sandboxes, service, templates
 from cloche_server.app.services import Services
@@ -103,7 +103,16 @@ def _add_errors(app: FastAPI) -> None:
             response.headers["Allow"] = ", ".join(_methods_at(app, request.scope))
         return response
 
+    async def client_gone(request: Request, _error: Exception) -> Response:
+        request.scope["cloche.code"] = "client gone"
+        return Response(status_code=499)  # for the log and the metrics: nobody is there to read it
+
+    async def crash(request: Request, _error: Exception) -> Response:
+        return error_response(internal_error(), request.scope["cloche.request_id"])
+
     app.add_exception_handler(ClocheError, cloche_error)
+    app.add_exception_handler(ClientGone, client_gone)
+    app.add_exception_handler(Exception, crash)
     app.add_exception_handler(RequestValidationError, validation_error)
     app.add_exception_handler(HTTPException, http_error)
 

@@ -88,6 +88,11 @@ def error_body(error: ClocheError, request_id: str) -> dict[str, Any]:
     return body
 
 
+def internal_error() -> ClocheError:
+    """For what nobody has foreseen; the text of the exception stays in the log."""
+    return ClocheError("internal", "an internal error; the log of the server has more under the request id")
+
+
 def error_response(error: ClocheError, request_id: str) -> Response:
     headers = {}
     if error.retry_after is not None:

@@ -11,7 +11,7 @@ from prometheus_client import Counter, Histogram
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cloche_server.api.errors import error_response
+from cloche_server.api.errors import error_response, internal_error
 from cloche_server.api.respond import ClientGone
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
@@ -50,12 +50,14 @@ class RequestMiddleware:
         scope["cloche.request_id"] = request_id
         began = time.perf_counter()
         status = 0
+        complete = False
 
         open_to_pages = _open_to_pages(scope["path"])
         more = [(b"x-request-id", request_id.encode("latin-1")), *(_CORS if open_to_pages else ())]
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, complete
+            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *more]
@@ -83,10 +85,10 @@ class RequestMiddleware:
         except Exception as error:
             problem = "internal"
             _log.exception("request.crashed", request_id=request_id, error=repr(error))
-            if status:
+            if status and not complete:
                 raise  # the answer has begun; the server cuts the connection, and the client sees that
-            told = ClocheError("internal", "an internal error; the log of the server has more under the request id")
-            await error_response(told, request_id)(scope, receive, send_with_id)
+            if not status:
+                await error_response(internal_error(), request_id)(scope, receive, send_with_id)
         finally:
             self._finish(scope, status, time.perf_counter() - began, request_id, problem)
 
