@@ -245,6 +245,8 @@ class TestHangUp:
             with pytest.raises(httpx.ReadTimeout):
                 shared.exec(command, http_timeout=httpx.Timeout(TIMEOUT.connect, read=4))
         until(lambda: shared.exec(f"pgrep -f '^sleep {mark}'").code == 1, 20)
+        counted = [name for name in shared.api.metrics() if "http_requests" in name and 'status="500"' in name]
+        assert not counted, "a client that goes away is no failure of the server"
 
     def test_a_detached_stream_goes_on(self, shared: Box) -> None:
         with shared.stream("echo on; sleep 4; echo off; exit 3", detach=True, exec_id="goes-on") as events:
