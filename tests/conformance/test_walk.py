@@ -145,12 +145,12 @@ def test_errors_before_the_stream_are_ordinary(server: Server, shared: Box) -> N
 
 
 def test_a_quiet_stream_has_a_heartbeat(server: Server, shared: Box) -> None:
-    response = _post(server, f"{shared.path}/exec/stream", {"cmd": "sleep 12"})
+    response = _post(server, f"{shared.path}/exec/stream", {"cmd": "sleep 120"})
     began = time.monotonic()
     line = response.readline()
     assert line.startswith(b": "), line
     assert time.monotonic() - began < 15
-    assert b"event: exit\n" in response.read()
+    response.close()
 
 
 def test_a_hang_up_kills_the_command(server: Server, wire: Wire, shared: Box) -> None:
