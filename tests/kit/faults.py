@@ -1,7 +1,8 @@
 """A real server that kills itself with SIGKILL at a chosen moment: `server.command = faults.COMMAND`.
 
 `arm(server, "QemuMachine.restore:before")` chooses the moment: the next call of that method is not begun
-(`before`), or has just done its work (`after`). `:2` at the end means the second call from now on.
+(`before`), or has just done its work (`after`). `:2` at the end means the second call from now on, and
+`:1:qemu` that not the server dies but the machine it has started last.
 The product has no such hook; this program lays itself around the methods of the server that it runs.
 """
 
@@ -13,6 +14,7 @@ import inspect
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,6 +77,7 @@ def arm(server: Server, moment: str | None) -> None:
 class _Bomb:
     def __init__(self, armed: Path) -> None:
         self._armed = armed
+        self._data = armed.parent
         self._moment = ""
         self._calls = 0
 
@@ -85,13 +88,34 @@ class _Bomb:
             return
         if moment != self._moment:
             self._moment, self._calls = moment, 0
-        wanted, at, *count = moment.split(":")
+        parts = moment.split(":")
+        wanted, at, count, victim = [*parts, *("", "before", "1", "server")[len(parts) :]]
         if (wanted, at) != (name, when):
             return
         self._calls += 1
-        if self._calls >= int(count[0] if count else 1):
+        if self._calls >= int(count):
             self._armed.unlink(missing_ok=True)
-            os.kill(os.getpid(), signal.SIGKILL)
+            if victim == "server":
+                os.kill(os.getpid(), signal.SIGKILL)
+            else:
+                self._kill_newest()
+
+    def _kill_newest(self) -> None:
+        machines = [
+            (int((entry / "stat").read_text().rpartition(")")[2].split()[19]), int(entry.name))
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and f"{self._data}/sandboxes/" in f"{_link(entry / 'cwd')}/"
+        ]
+        if machines:
+            os.kill(max(machines)[1], signal.SIGKILL)
+            time.sleep(0.2)
+
+
+def _link(path: Path) -> str:
+    try:
+        return str(path.readlink())
+    except OSError:
+        return ""
 
 
 def _wrapped(function: Callable[..., Any], name: str, bomb: _Bomb) -> Callable[..., Any]:

@@ -79,6 +79,7 @@ func develop(listen, root string) error {
 		return err
 	}
 	boot.Limits()
+	boot.CloseOnExec()
 	syscall.Umask(0o022)
 	if err := sys.Subreaper(); err != nil {
 		return err

@@ -3,6 +3,7 @@ package boot
 import (
 	"os"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"time"
 	"unsafe"
@@ -35,6 +36,9 @@ func Setup() {
 	try(syscall.Sethostname([]byte("sandbox")))
 	// Unprivileged ping, as container engines allow it.
 	_ = os.WriteFile("/proc/sys/net/ipv4/ping_group_range", []byte("0 2147483647"), 0)
+	// Commands have control groups; a scheduling group per session besides
+	// would only make each of them start more slowly.
+	_ = os.WriteFile("/proc/sys/kernel/sched_autogroup_enabled", []byte("0"), 0)
 	syscall.Umask(0o022)
 }
 
@@ -65,8 +69,23 @@ func loopback() error {
 // Limits gives this process, and so every command, its resource limits.
 func Limits() {
 	nofile := syscall.Rlimit{Cur: 65536, Max: 1 << 20}
-	_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &nofile)
+	if syscall.Setrlimit(syscall.RLIMIT_NOFILE, &nofile) != nil && syscall.Getrlimit(syscall.RLIMIT_NOFILE, &nofile) == nil {
+		// In developer mode the host may have set a lower limit.
+		nofile.Cur = min(65536, nofile.Max)
+		_ = syscall.Setrlimit(syscall.RLIMIT_NOFILE, &nofile)
+	}
 	_ = syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{})
+}
+
+// CloseOnExec keeps descriptors that this process has inherited from its own
+// commands.
+func CloseOnExec() {
+	entries, _ := os.ReadDir("/proc/self/fd")
+	for _, e := range entries {
+		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > 2 {
+			syscall.CloseOnExec(fd)
+		}
+	}
 }
 
 // PowerOff ends the machine. If the kernel cannot, process 1 ending does it.

@@ -40,6 +40,7 @@ type Group struct {
 	events int // memory.events, or -1
 	state  int // cgroup.events
 	ooms   int64
+	killed bool
 }
 
 // New prepares dir below a mounted cgroup2 hierarchy. Controllers and limits
@@ -107,7 +108,7 @@ func (m *Manager) sort(g *Group) {
 	switch n := g.populated(); {
 	case n > 0:
 		m.linger = append(m.linger, g)
-	case n < 0 || len(m.free) >= keepFree:
+	case n < 0 || g.killed || len(m.free) >= keepFree:
 		g.remove()
 	default:
 		g.ooms = g.oomKills()
@@ -154,8 +155,11 @@ func open(path string, flags int) (int, error) {
 func (g *Group) FD() int { return g.fd }
 
 // Kill sends SIGKILL to every process of the group, whatever session or
-// process group it has moved to, and to those that are being forked.
+// process group it has moved to, and to those that are being forked. The group
+// is not used again: newer kernels kill whoever is born into one that has been
+// killed before.
 func (g *Group) Kill() error {
+	g.killed = true
 	return os.WriteFile(filepath.Join(g.dir, "cgroup.kill"), []byte("1"), 0)
 }
 

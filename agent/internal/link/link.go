@@ -45,7 +45,7 @@ func NewServer(h http.Handler) *Server {
 			MaxConcurrentStreams:          1024,
 			MaxReadFrameSize:              MaxFrame,
 			MaxReceiveBufferPerStream:     1 << 20,
-			MaxReceiveBufferPerConnection: 4 << 20,
+			MaxReceiveBufferPerConnection: 8 << 20,
 		},
 		ConnContext: func(_ context.Context, c net.Conn) context.Context {
 			return c.(*session).ctx

@@ -80,15 +80,7 @@ func (p *pump) deliver(buf []byte) bool {
 		if len(room) == 0 {
 			return false
 		}
-		n, err := read(p.fd, room)
-		if err == syscall.EAGAIN && rest < 0 {
-			// Nothing more at once: now the host may see it.
-			if dirty {
-				p.out.flush()
-				dirty = false
-			}
-			n, err = p.wait(room)
-		}
+		n, err := p.read(room, rest < 0, &dirty)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			continue // leaderExited has set the deadline
@@ -105,6 +97,20 @@ func (p *pump) deliver(buf []byte) bool {
 			rest -= n
 		}
 	}
+}
+
+// read reads once. If there is nothing and wait is set, it shows the host what
+// it has been given so far, and sleeps.
+func (p *pump) read(room []byte, wait bool, dirty *bool) (int, error) {
+	if *dirty || !wait {
+		n, err := read(p.fd, room)
+		if err != syscall.EAGAIN || !wait {
+			return n, err
+		}
+		p.out.flush()
+		*dirty = false
+	}
+	return p.wait(room)
 }
 
 // leaderExited makes the pump finish.

@@ -6,6 +6,7 @@ import (
 	"syscall"
 
 	"cloche.dev/agent/internal/cgroup"
+	"cloche.dev/agent/internal/sys"
 	"cloche.dev/agent/internal/users"
 	"cloche.dev/agent/internal/wire"
 )
@@ -74,8 +75,10 @@ func chown(fd int, id *users.Identity) {
 	}
 }
 
+// pollable makes our end of a new pipe wait in the runtime's poller. The only
+// other status flag of a pipe is its direction, which can't be changed.
 func pollable(fd int, name string) (*os.File, error) {
-	if err := syscall.SetNonblock(fd, true); err != nil {
+	if err := sys.SetNonblock(fd); err != nil {
 		_ = syscall.Close(fd)
 		return nil, err
 	}

@@ -124,6 +124,12 @@ func SetClock(ns int64) error {
 	return errno(no)
 }
 
+// SetNonblock sets O_NONBLOCK and no other status flag.
+func SetNonblock(fd int) error {
+	_, _, no := syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_SETFL, syscall.O_NONBLOCK)
+	return errno(no)
+}
+
 // Subreaper makes this process the parent of its orphaned descendants, as
 // process 1 is by birth.
 func Subreaper() error {

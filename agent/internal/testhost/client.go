@@ -52,7 +52,9 @@ func newClient(conn net.Conn) *Client {
 	first <- conn
 	t := &http.Transport{
 		Protocols: &p,
-		HTTP2:     &http.HTTP2Config{MaxReadFrameSize: 64 << 10, MaxReceiveBufferPerConnection: 8 << 20, MaxReceiveBufferPerStream: 1 << 20},
+		// The window of the connection has to outgrow what all streams may
+		// hold unread, or else one reader that sleeps stops all others.
+		HTTP2: &http.HTTP2Config{MaxReadFrameSize: 64 << 10, MaxReceiveBufferPerConnection: 1 << 30, MaxReceiveBufferPerStream: 1 << 20},
 		DialContext: func(context.Context, string, string) (net.Conn, error) {
 			select {
 			case c := <-first:
