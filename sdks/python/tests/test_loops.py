@@ -170,8 +170,11 @@ def test_no_noise_at_the_end(fake: FakeCloche) -> None:
 def test_interrupt_kills_the_sandbox_and_makes_no_storm(fake: FakeCloche) -> None:
     fake.on("POST", "/exec", faults.silence(), times=2)
     script = """
-        import asyncio, sys
+        import asyncio, signal, sys
         from cloche import AsyncSandbox, Sandbox
+
+        # Ignored in what a shell has started in the background, and inherited.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
         def blocking():
             with Sandbox.create() as sandbox:
