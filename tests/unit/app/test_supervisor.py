@@ -282,3 +282,30 @@ async def test_closing_lets_the_machines_live(host: Host) -> None:
     assert host.world.held == set()
     assert host.world.open_guests == set()
     assert {r.status for r in await host.rows()} == {Status.RUNNING}
+
+
+async def test_a_directory_that_resists_is_removed_later(
+    host: Host, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one of a create that came to nothing, of which no record is left."""
+    from cloche_server.app import machines as machines_module
+
+    monkeypatch.setattr(supervisor_module, "TEND_EVERY", 0.01)
+    remove, resists = machines_module.files.remove_tree, True
+
+    def remove_tree(path: object) -> None:
+        if resists:
+            raise OSError(24, "too many open files")
+        remove(path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(machines_module.files, "remove_tree", remove_tree)
+    crew.create_task(host.supervisor.tend())
+    host.world.fault["Guest.renew"] = ClocheError("sandbox.boot_failed", "x")
+    with pytest.raises(ClocheError):
+        await host.create()
+    await asyncio.sleep(0.05)
+    assert len(list(host.root.iterdir())) == 1
+    resists = False
+    await settle(lambda: not list(host.root.iterdir()))
+    assert crew.failed == []
+    assert await host.left() == []

@@ -228,9 +228,11 @@ class Creator:
         work.pending_id = key
 
     async def _unreserve(self, work: _Creation) -> None:
-        await self._discard(work)  # a pooled machine was taken here, before the launch step began
-        if work.pending_id:
-            self._capacity.release(work.pending_id)
+        try:
+            await self._discard(work)  # a pooled machine was taken here, before the launch step began
+        finally:
+            if work.pending_id:
+                self._capacity.release(work.pending_id)
 
     async def _record(self, work: _Creation) -> None:
         request, now = work.request, self._clock.now()

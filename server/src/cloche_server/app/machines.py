@@ -49,6 +49,8 @@ class Machines:
         self.engine = engine
         self.root = root
         self._gate = gate
+        #: Ids of machines that are gone and whose directory may still be there.
+        self._rest: set[str] = set()
 
     def new_id(self) -> str:
         return id_from_random(random_bytes(16))
@@ -108,7 +110,18 @@ class Machines:
                 await self.remove_directory(slot.id)
 
     async def remove_directory(self, machine_id: str) -> None:
+        """What cannot be removed now is tried again by `remove_rest`."""
+        self._rest.add(machine_id)
         await asyncio.to_thread(files.remove_tree, self.root / machine_id)
+        self._rest.discard(machine_id)
+
+    async def remove_rest(self) -> None:
+        """Removes directories that resisted, for instance because there was no descriptor left."""
+        for machine_id in list(self._rest):
+            try:
+                await self.remove_directory(machine_id)
+            except (OSError, ClocheError) as error:
+                _log.warning("directory.not_removed", machine=machine_id, error=str(error))
 
 
 def hostname(machine_id: str) -> str:

@@ -331,6 +331,7 @@ class Supervisor:
                         await entry.machine.tend()
                     except Exception as error:  # noqa: BLE001 - one machine must never take the server with it
                         _log.error("machine.tend_failed", sandbox=entry.record.id, error=repr(error))
+            await self._machines.remove_rest()
 
     async def close(self) -> None:
         """The server ends: every task of a sandbox ends, the machines run on for the next server."""

@@ -39,11 +39,16 @@ class ProcessWatch:
             pidfd = os.pidfd_open(ref.pid)
         except ProcessLookupError:
             return None
-        # Compared after opening: what the descriptor stands for can no longer change.
-        if process.start_time(ref.pid) != ref.start_time:
-            os.close(pidfd)
-            return None
-        return cls(ref, pidfd)
+        try:
+            # Compared after opening: what the descriptor stands for can no longer change.
+            if process.start_time(ref.pid) == ref.start_time:
+                watch = cls(ref, pidfd)
+                pidfd = -1
+                return watch
+        finally:
+            if pidfd >= 0:
+                os.close(pidfd)
+        return None
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._pidfd)

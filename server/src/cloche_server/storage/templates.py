@@ -174,8 +174,8 @@ class TemplateCatalog:
 
     def sweep(self) -> None:
         """Removes what killed bakes and interrupted removals have left."""
-        files.sweep_staging(self.root)
-        files.sweep_staging(self._data / "run")
+        for part in (self.root, self._data / "run", self._data / "images"):
+            files.sweep_staging(part)
         if self.root.is_dir():
             for path in self.root.glob(".removed-*"):
                 files.remove_tree(path)

@@ -153,8 +153,12 @@ class QemuEngine:
                 stdout_path=directory / "qemu.log",
                 pass_fds=(qmp.fileno(), agent.fileno()),
             )
-        # A process that has ended already has no start time; the pair is then recognised as dead.
-        return ProcessRef(pid, process.start_time(pid) or 0)
+        try:
+            # A process that has ended already has no start time; the pair is then recognised as dead.
+            return ProcessRef(pid, process.start_time(pid) or 0)
+        except BaseException:
+            process.end_child(pid)
+            raise
 
     async def adopt(self, machine_id: str, directory: Path, ref: ProcessRef) -> QemuMachine | None:
         watch = ProcessWatch.open(ref)
