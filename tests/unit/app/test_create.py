@@ -138,6 +138,26 @@ async def test_a_failing_create_from_a_pool_ends_the_machine_that_it_took(host: 
     assert await host.left() == []
 
 
+async def test_a_pooled_machine_is_not_lost_when_the_ledger_cannot_look(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pools = await fill(host)
+    await end_now(pools)
+
+    def no_descriptor(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host.capacity, "usage", no_descriptor)
+        with pytest.raises(ClocheError) as told:
+            await host.create()
+    assert told.value.code == "capacity.unavailable"
+    held = sum(host.pools.counts().values())
+    assert (len(host.world.alive), host.capacity.usage().sandboxes) == (held, held)
+    await host.pools.drain()
+    assert await host.left() == []
+
+
 async def test_machines_that_died_in_the_pools_unnoticed_fail_no_create(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

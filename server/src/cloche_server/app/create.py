@@ -209,12 +209,13 @@ class Creator:
     async def _reserve(self, work: _Creation) -> None:
         slot = self._pools.take(work.meta.template) if work.use_pools else None
         if slot is not None:
+            work.slot, work.pending_id, work.pooled = slot, slot.id, True
             # Its promise is there; only a larger disk is asked for anew.
             self._capacity.release(slot.id)
             refusal = self._capacity.try_promise(slot.id, work.resources)
             if refusal is None:
-                work.slot, work.pending_id, work.pooled = slot, slot.id, True
                 return
+            work.slot, work.pending_id = None, ""
             self._capacity.take_over(slot.id, Resources(*_slot_size(slot)))
             self._pools.put_back(slot)
             raise refused(refusal)
