@@ -25,10 +25,20 @@ import (
 const (
 	execCgroup = "/sys/fs/cgroup/exec"
 	portWait   = 30 * time.Second
-	// softMemory is where the collector begins to work harder. What a
-	// sandbox's user code may take leaves at least 24 MiB.
-	softMemory = 20 << 20
+	// softMemory is where the collector begins to work harder. Usually the
+	// agent needs a third of it.
+	softMemory = 24 << 20
 )
+
+// survived are signals that process 1 may not die of, whoever sends them: the
+// machine would end with it. They are caught and not ignored, because commands
+// would inherit the latter. Faults of the agent's own are not affected.
+var survived = []os.Signal{
+	syscall.SIGHUP, syscall.SIGINT, syscall.SIGQUIT, syscall.SIGILL, syscall.SIGTRAP, syscall.SIGABRT,
+	syscall.SIGBUS, syscall.SIGFPE, syscall.SIGUSR1, syscall.SIGSEGV, syscall.SIGUSR2, syscall.SIGPIPE,
+	syscall.SIGALRM, syscall.SIGTERM, syscall.SIGSTKFLT, syscall.SIGXCPU, syscall.SIGXFSZ,
+	syscall.SIGVTALRM, syscall.SIGIO, syscall.SIGPWR, syscall.SIGSYS,
+}
 
 // run is the life of process 1. It never returns: if the machine cannot be
 // used, it is turned off, and the host sees that.
@@ -40,11 +50,10 @@ func run() {
 		boot.PowerOff()
 	}
 	boot.Setup()
+	boot.CalmMonitor()
 	boot.Limits()
 	_ = syscall.Setgroups([]int{0})
-	// As process 1 the agent may not die of these, but commands inherit
-	// what is ignored: caught signals are reset for them.
-	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGINT, syscall.SIGPIPE)
+	signal.Notify(make(chan os.Signal, 1), survived...)
 	groups, err := cgroup.New(execCgroup, machine.Limits())
 	if err != nil {
 		boot.Log("no cgroups: %v", err)

@@ -17,7 +17,7 @@ func (a *API) usage(w http.ResponseWriter, _ *http.Request) error {
 }
 
 func (a *API) renew(w http.ResponseWriter, r *http.Request) error {
-	var req machine.Renew
+	req := machine.Renew{Arrived: time.Now()}
 	if err := decode(r, &req); err != nil {
 		return err
 	}

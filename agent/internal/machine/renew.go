@@ -18,6 +18,9 @@ type Renew struct {
 	MachineID string `json:"machine_id"`
 	GrowDisk  bool   `json:"grow_disk"`
 	Warm      bool   `json:"warm"`
+
+	// Arrived is when the request came: TimeNS was true then.
+	Arrived time.Time `json:"-"`
 }
 
 // Renewed is its answer: what was done and how many milliseconds it took.
@@ -58,7 +61,7 @@ func (m *Machine) Renew(r *Renew) (*Renewed, error) {
 		{"entropy", r.Entropy != nil, func() error { return addEntropy(r.Entropy) }},
 		{"hostname", r.Hostname != "", func() error { return setHostname(r.Hostname) }},
 		{"machine_id", r.MachineID != "", func() error { return setMachineID(r.MachineID) }},
-		{"time", r.TimeNS != nil, func() error { return sys.SetClock(*r.TimeNS) }},
+		{"time", r.TimeNS != nil, func() error { return sys.SetClock(*r.TimeNS + int64(time.Since(r.Arrived))) }},
 		{"grow_disk", r.GrowDisk, growDisk},
 		{"warm", r.Warm, m.warm},
 	}

@@ -58,6 +58,7 @@ func (m *Manager) ended(e *Exec, x *wire.Exit) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.running, e.id)
+	e.request = nil // it may hold megabytes of input
 	m.recent[e.id] = true
 	m.order = append(m.order, e.id)
 	if len(m.order) > keepIDs {

@@ -27,8 +27,9 @@ type Request struct {
 }
 
 const (
-	// maxBody bounds a request, which is held in memory.
-	maxBody = 48 << 20
+	// maxBody bounds a request, which is held in memory. Larger input belongs
+	// into a file.
+	maxBody = 16 << 20
 	// maxOutputLimit bounds max_output, half of which is held in memory.
 	maxOutputLimit = 64 << 20
 	// maxString is the kernel's limit for one argument or environment
@@ -43,7 +44,7 @@ func ParseRequest(body io.Reader) (*Request, error) {
 	dec := json.NewDecoder(lr)
 	if err := dec.Decode(&r); err != nil {
 		if lr.N <= 0 {
-			return nil, wire.TooLarge("body", "the request is too large")
+			return nil, wire.TooLarge("body", "the request is over 16 MiB")
 		}
 		return nil, JSONError(err)
 	}

@@ -3,6 +3,7 @@ package proc
 import (
 	"errors"
 	"os"
+	"runtime"
 	"syscall"
 
 	"cloche.dev/agent/internal/cgroup"
@@ -118,6 +119,9 @@ func (m *Manager) fork(p *plan, std *pipes, cg *cgroup.Group) (int, <-chan Ended
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, cg.FD()
 	}
 	return m.Reaper.Start(func() (int, error) {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		sys.DefaultSlack()
 		return syscall.ForkExec(p.path, p.argv, attr)
 	})
 }

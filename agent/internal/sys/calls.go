@@ -124,6 +124,16 @@ func SetClock(ns int64) error {
 	return errno(no)
 }
 
+// DefaultSlack gives this thread, and so its children, the usual precision of
+// timers.
+func DefaultSlack() {
+	const (
+		prSetTimerSlack = 29
+		usual           = 50_000 // ns
+	)
+	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetTimerSlack, usual, 0)
+}
+
 // SetNonblock sets O_NONBLOCK and no other status flag.
 func SetNonblock(fd int) error {
 	_, _, no := syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_SETFL, syscall.O_NONBLOCK)

@@ -102,7 +102,7 @@ func (e *Error) WriteTo(w http.ResponseWriter) {
 	h := w.Header()
 	h.Set("Content-Type", "application/json")
 	h.Set("Content-Length", strconv.Itoa(len(body)))
-	h.Set("X-Content-Type-Options", "nosniff")
+	h["Date"] = nil
 	w.WriteHeader(e.Status)
 	_, _ = w.Write(body)
 }
