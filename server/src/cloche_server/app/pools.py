@@ -7,6 +7,7 @@ ledger like a sandbox. A pooled machine that dies is noticed, cleared away and r
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
 
 from cloche_server.app.capacity import Capacity
@@ -22,6 +23,10 @@ _log = log.get("pools")
 #: After a failed refill: wait this long, doubled each time up to the maximum (seconds).
 BACKOFF = (1.0, 60.0)
 
+#: After a machine was taken the refill waits this long for quiet, and at most so long (seconds).
+SETTLE = 0.3
+SETTLE_MOST = 2.0
+
 
 class Pools:
     """`template` is what the pools hold; None empties them."""
@@ -33,6 +38,7 @@ class Pools:
         self._slots: dict[BootMode, deque[Slot]] = {BootMode.LAUNCHED: deque(), BootMode.WARM: deque()}
         self._template: BakedTemplate | None = None
         self._changed = asyncio.Event()
+        self._taken_at = float("-inf")
         #: The machine that is being made now, promised but in no pool yet.
         self._filling: asyncio.Task[bool] | None = None
         self._filling_id = ""
@@ -58,6 +64,7 @@ class Pools:
                 if slot.machine.ended or slot.template.id != template.id:
                     slots.append(slot)  # the refill task clears it away
                     continue
+                self._taken_at = time.monotonic()
                 self._changed.set()
                 return slot
         return None
@@ -96,6 +103,7 @@ class Pools:
             kind = None
             try:
                 await self._clear_stale()
+                await self._settle()
                 kind = self._missing()
                 filled = kind is None or await self._fill_one(kind)
             except ClocheError as error:
@@ -111,6 +119,13 @@ class Pools:
             else:
                 await self._wait(pause)
                 pause = min(pause * 2, BACKOFF[1])
+
+    async def _settle(self) -> None:
+        """Lets a create and its first command have the processors before a refill takes them; under a steady
+        stream of creates the refill goes on after `SETTLE_MOST` all the same."""
+        began = time.monotonic()
+        while (quiet := self._taken_at + SETTLE - time.monotonic()) > 0 and time.monotonic() - began < SETTLE_MOST:  # noqa: ASYNC110 - it is the clock that is waited for
+            await asyncio.sleep(quiet)
 
     async def _wait(self, seconds: float) -> None:
         try:
@@ -168,9 +183,10 @@ class Pools:
             if kind is BootMode.WARM:
                 await self._machines.restore(slot)
                 await self._machines.renew(slot)
-                # Twice what users do first: the translation cache is warm afterwards.
+                # Twice what users do first, and what a create does: the translation cache is warm afterwards.
                 for _ in range(2):
                     await run_quietly(slot.guest, ("/bin/bash", "-c", "echo warm; /bin/true"))
+                    await self._machines.renew(slot)
         except BaseException:
             await to_the_end(self._discard(slot))
             raise
