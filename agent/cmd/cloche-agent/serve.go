@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"log"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -59,7 +60,7 @@ func run() {
 		boot.Log("no cgroups: %v", err)
 		groups = nil
 	}
-	server, err := assemble(groups, true)
+	server, err := assemble(groups, true, boot.Log)
 	if err != nil {
 		boot.Log("cannot start: %v", err)
 		boot.PowerOff()
@@ -95,7 +96,7 @@ func develop(listen, root string) error {
 	}
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGPIPE)
 	groups := developCgroup(root)
-	server, err := assemble(groups, false)
+	server, err := assemble(groups, false, log.Printf)
 	if err != nil {
 		return err
 	}
@@ -150,7 +151,7 @@ func findCgroup2() string {
 }
 
 // assemble puts the parts together.
-func assemble(groups *cgroup.Manager, real bool) (*link.Server, error) {
+func assemble(groups *cgroup.Manager, real bool, logf func(string, ...any)) (*link.Server, error) {
 	db := users.New("/etc/passwd", "/etc/group")
 	reaper := proc.NewReaper()
 	procs, err := proc.NewManager(&proc.Manager{
@@ -168,6 +169,7 @@ func assemble(groups *cgroup.Manager, real bool) (*link.Server, error) {
 		Procs:   procs,
 		Files:   &files.FS{Users: db},
 		Users:   db,
+		Log:     logf,
 	}
 	return link.NewServer(a.Handler()), nil
 }

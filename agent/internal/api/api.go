@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
+	"runtime/debug"
 	"strconv"
 
 	"cloche.dev/agent/internal/files"
@@ -20,15 +21,31 @@ type API struct {
 	Procs   *proc.Manager
 	Files   *files.FS
 	Users   *users.DB
+	// Log takes what must not happen.
+	Log func(format string, args ...any)
 }
 
 // call is a handler that may fail.
 type call func(w http.ResponseWriter, r *http.Request) error
 
-func (c call) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	if err := c(w, r); err != nil {
-		wire.FromErr(err, "").WriteTo(w)
-	}
+// handler makes a call answer its errors. One that panics is logged, and costs
+// its own stream only.
+func (a *API) handler(c call) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer func() {
+			v := recover()
+			if v == nil {
+				return
+			}
+			if v != http.ErrAbortHandler {
+				a.Log("panic in %s %s: %v\n%s", r.Method, r.URL.Path, v, debug.Stack())
+			}
+			panic(http.ErrAbortHandler)
+		}()
+		if err := c(w, r); err != nil {
+			wire.FromErr(err, "").WriteTo(w)
+		}
+	})
 }
 
 // Handler routes all calls.
@@ -54,7 +71,7 @@ func (a *API) Handler() http.Handler {
 		"POST /v1/move":            a.move,
 		"/":                        noSuchCall,
 	} {
-		mux.Handle(pattern, c)
+		mux.Handle(pattern, a.handler(c))
 	}
 	return mux
 }

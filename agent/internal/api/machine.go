@@ -54,4 +54,4 @@ func (a *API) shutdown(w http.ResponseWriter, r *http.Request) error {
 }
 
 // answerDelay lets the answer to a shutdown leave the machine.
-const answerDelay = 20 * time.Millisecond
+const answerDelay = 100 * time.Millisecond

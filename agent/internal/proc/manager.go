@@ -2,8 +2,10 @@ package proc
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"sync"
+	"syscall"
 
 	"cloche.dev/agent/internal/cgroup"
 	"cloche.dev/agent/internal/users"
@@ -35,11 +37,17 @@ func NewManager(m *Manager) (*Manager, error) {
 	return m, err
 }
 
+// acquire gives no group and no error where there are no cgroups: in developer
+// mode, or when root has unmounted them.
 func (m *Manager) acquire() (*cgroup.Group, error) {
 	if m.Cgroups == nil {
 		return nil, nil
 	}
-	return m.Cgroups.Acquire()
+	g, err := m.Cgroups.Acquire()
+	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EROFS) {
+		return nil, nil
+	}
+	return g, err
 }
 
 func (m *Manager) release(g *cgroup.Group) {

@@ -2,7 +2,9 @@
 package sys
 
 import (
+	"fmt"
 	"runtime"
+	"runtime/debug"
 	"syscall"
 	"unsafe"
 )
@@ -19,6 +21,12 @@ func AsUser(uid, gid uint32, groups []uint32, fn func() error) error {
 	}
 	done := make(chan error, 1)
 	go func() {
+		defer func() {
+			// Nobody else would catch it, and process 1 must not die.
+			if v := recover(); v != nil {
+				done <- fmt.Errorf("panic: %v\n%s", v, debug.Stack())
+			}
+		}()
 		runtime.LockOSThread()
 		done <- asUser(uid, gid, groups, fn)
 	}()

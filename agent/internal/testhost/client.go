@@ -42,7 +42,16 @@ func Dial(path string, wait time.Duration) (*Client, error) {
 		_ = conn.Close()
 		return nil, err
 	}
-	return newClient(&synced{Conn: conn, r: r}), nil
+	c := newClient(&synced{Conn: conn, r: r})
+	// The transport would dial again for calls that come before it knows that
+	// this one speaks HTTP/2.
+	res, err := c.Get("http://agent/v1/info")
+	if err != nil {
+		_ = conn.Close()
+		return nil, err
+	}
+	_ = res.Body.Close()
+	return c, nil
 }
 
 func newClient(conn net.Conn) *Client {
