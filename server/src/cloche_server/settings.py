@@ -69,7 +69,7 @@ class Settings:
     qemu: str = _setting("qemu-system-x86_64", "QEMU binary, a name on PATH or a path. Version 8.2 or later.")
     agent: Path | None = _setting(None, "Guest agent binary; unset looks beside the checkout and in `/usr/lib/cloche`.")
     recipes: Path | None = _setting(None, "Folder of template recipes; unset looks beside the checkout.")
-    tcg_buffer_mb: int = _setting(64, "Translation cache of each machine under TCG.", low=32, high=1024)
+    tcg_buffer_mb: int = _setting(128, "Translation cache of each machine under TCG.", low=32, high=1024)
     default_cpus: int = _setting(1, "vCPUs of a sandbox when the caller names none.", low=1, high=64)
     default_memory_mb: int = _setting(256, "Memory of a sandbox when the caller names none.", low=128, high=1048576)
     max_cpus: int = _setting(8, "Most vCPUs one sandbox may have.", low=1, high=64)
