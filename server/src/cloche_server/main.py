@@ -169,7 +169,8 @@ class _Parts:
         )
 
     async def close(self) -> None:
-        """Lets go of every sandbox and ends their tasks."""
+        """Undoes creates under way, lets go of every sandbox and ends their tasks."""
+        await self.services.creator.close()
         await self.supervisor.close()
 
 

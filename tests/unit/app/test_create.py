@@ -316,3 +316,15 @@ async def test_a_key_that_another_server_took_is_a_conflict(host: Host) -> None:
         await host.creator.create(CreateRequest("w", key=IdempotencyKey("k", "h")))
     assert told.value.code == "request.idempotency_conflict"
     assert set(host.world.alive) == {other.id}
+
+
+async def test_a_server_that_ends_waits_until_creates_are_undone(host: Host) -> None:
+    blocked = host.world.block["Guest.renew"] = asyncio.Event()
+    creating = [asyncio.ensure_future(host.create()) for _ in range(3)]
+    await blocked.wait()
+    await settle(lambda: host.world.calls.count("Guest.renew") == 3)
+    await host.creator.close()
+    await host.supervisor.close()
+    assert await host.left() == []
+    assert all(task.done() for task in creating)
+    await asyncio.wait(creating)

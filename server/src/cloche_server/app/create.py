@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from cloche_server.app.bake import Baker
 from cloche_server.app.capacity import Capacity, refused
@@ -30,6 +31,7 @@ _log = log.get("create")
 
 #: So many machines of the pools may turn out to be dead before a create makes its own.
 POOLED_TRIES = 4
+CLOSE_TIMEOUT = 15.0
 #: Boundaries by strength; a caller's minimum is met by itself and everything after it.
 BOUNDARIES = ("any", "microvm", "microvm-kvm")
 
@@ -88,6 +90,14 @@ class Creator:
         self._capacity = capacity
         self._supervisor = supervisor
         self._clock = clock
+        self._active: set[asyncio.Task[Any]] = set()
+
+    async def close(self) -> None:
+        """Ends the creates that are under way, and waits until they are undone."""
+        for task in self._active:
+            task.cancel()
+        if self._active:
+            await asyncio.wait(set(self._active), timeout=CLOSE_TIMEOUT)
 
     async def create(self, request: CreateRequest) -> Sandbox:
         """Makes a sandbox that answers. When it raises, or is cancelled, nothing is left.
@@ -96,6 +106,9 @@ class Creator:
         `isolation.unavailable`, `capacity.unavailable` (nothing was made), `sandbox.boot_failed`, `host.disk_full`.
         """
         began = time.perf_counter()
+        task = asyncio.current_task()
+        assert task is not None
+        self._active.add(task)
         try:
             self._check_boundary(request.minimum_boundary)
             resources_of = self._sizes(request)
@@ -105,6 +118,8 @@ class Creator:
         except ClocheError as error:
             metrics.create_failures.labels(error.code).inc()
             raise
+        finally:
+            self._active.discard(task)
         assert work.entry is not None
         record = work.entry.record
         metrics.creates.labels(record.boot_mode.value).inc()

@@ -339,7 +339,7 @@ class Supervisor:
             task.cancel()
         if self._tasks:
             await asyncio.wait(set(self._tasks))
-        for entry in self._entries.values():
+        for entry in self.entries():
             if entry.guest is not None:
                 await entry.guest.aclose()
             if entry.machine is not None:

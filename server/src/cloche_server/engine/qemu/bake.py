@@ -41,7 +41,14 @@ async def bake(
     await _make_overlay(directory / "disk.qcow2", backing=image, backing_format="raw", size=size)
     memory = directory / "mem"
     await asyncio.to_thread(_make_sparse, memory, shape.memory_mb)
-    machine = await engine.start_cold("bake-" + template_id, work, boot, shape, memory, directory / "disk.qcow2")
+    try:
+        machine = await engine.start_cold("bake-" + template_id, work, boot, shape, memory, directory / "disk.qcow2")
+    except ClocheError as error:
+        if error.code != "sandbox.boot_failed":
+            raise
+        raise ClocheError(
+            "template.bake_failed", f"the template could not be baked: {error.message}", details=error.details
+        ) from error
     try:
         progress("booting the guest")
         await _prepare(machine, prepare)
