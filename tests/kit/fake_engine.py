@@ -28,6 +28,7 @@ class World:
     block: dict[str, asyncio.Event] = field(default_factory=dict)
     open_guests: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
+    renewals: list[tuple[str, Any]] = field(default_factory=list)
     pids: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
 
     async def pass_by(self, name: str) -> None:
@@ -166,6 +167,7 @@ class FakeGuest:
         machine = self.world.alive.get(self._name)
         if machine is None:
             raise ClocheError("sandbox.unreachable", "The agent in the sandbox cannot be reached.")
+        self.world.renewals.append((self._name, request))
 
     def exec(self, request: Any) -> _FakeCall:
         return _FakeCall(self.world)

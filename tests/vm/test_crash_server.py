@@ -351,6 +351,20 @@ def test_a_data_directory_behind_a_link(new_server: Callable[..., Server]) -> No
 # ---------------------------------------------------------------- SIGTERM
 
 
+def _whatever(work: Callable[[], object]) -> None:
+    with contextlib.suppress(httpx.TransportError, Exception):
+        work()
+
+
+def _slow_upload(box: Box) -> object:
+    def parts() -> Iterator[bytes]:
+        while True:
+            yield b"x" * 65536
+            time.sleep(0.02)
+
+    return box.put("/root/big", parts())
+
+
 def test_sigterm_under_load(new_server: Callable[..., Server]) -> None:
     """Ends within its grace; streams get their last event; sandboxes run on, and are adopted."""
     server = new_server(shutdown_grace=3)
@@ -371,24 +385,14 @@ def test_sigterm_under_load(new_server: Callable[..., Server]) -> None:
         except BaseException as error:  # noqa: BLE001 - shown by the test
             errors.append(error)
 
-    def other(work: Callable[[], object]) -> None:
-        with contextlib.suppress(httpx.TransportError, Exception):
-            work()
-
-    def slow_upload(box: Box) -> object:
-        def parts() -> Iterator[bytes]:
-            while True:
-                yield b"x" * 65536
-                time.sleep(0.02)
-
-        return box.put("/root/big", parts())
-
     threads = [threading.Thread(target=stream, args=(box,)) for box in boxes for _ in range(2)]
     threads += [
-        threading.Thread(target=other, args=(lambda box=box: box.exec("sleep 100"),)) for box in boxes for _ in range(3)
+        threading.Thread(target=_whatever, args=(lambda box=box: box.exec("sleep 100"),))
+        for box in boxes
+        for _ in range(3)
     ]
-    threads += [threading.Thread(target=other, args=(lambda box=box: slow_upload(box),)) for box in boxes[:2]]
-    threads += [threading.Thread(target=other, args=(lambda: api.create(),)) for _ in range(2)]
+    threads += [threading.Thread(target=_whatever, args=(lambda box=box: _slow_upload(box),)) for box in boxes[:2]]
+    threads += [threading.Thread(target=_whatever, args=(lambda: api.create(),)) for _ in range(2)]
     for thread in threads:
         thread.start()
     time.sleep(2)

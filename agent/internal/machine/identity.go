@@ -11,11 +11,10 @@ func setHostname(name string) error {
 		return err
 	}
 	_ = os.MkdirAll("/etc", 0o755)
-	if err := replaceFile("/etc/hostname", name+"\n"); err != nil {
+	if err := setContent("/etc/hostname", name+"\n"); err != nil {
 		return err
 	}
-	old, _ := os.ReadFile("/etc/hosts")
-	return replaceFile("/etc/hosts", hostsWith(string(old), name))
+	return setContent("/etc/hosts", hostsWith(contentOf("/etc/hosts"), name))
 }
 
 // hostsWith gives /etc/hosts one line for our own name; the rest stays.
@@ -48,12 +47,12 @@ func hostsWith(old, name string) string {
 
 func setMachineID(id string) error {
 	_ = os.MkdirAll("/etc", 0o755)
-	if err := replaceFile("/etc/machine-id", id+"\n"); err != nil {
+	if err := setContent("/etc/machine-id", id+"\n"); err != nil {
 		return err
 	}
 	const dbus = "/var/lib/dbus/machine-id"
 	if st, err := os.Lstat(dbus); err == nil && st.Mode().IsRegular() {
-		return replaceFile(dbus, id+"\n")
+		return setContent(dbus, id+"\n")
 	}
 	return nil
 }

@@ -1,7 +1,10 @@
 package machine
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 )
 
@@ -16,6 +19,53 @@ func TestHostsWith(t *testing.T) {
 		if got := hostsWith(tt.old, "box"); got != tt.want {
 			t.Errorf("%q: got %q", tt.old, got)
 		}
+	}
+}
+
+func TestSetContent(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "f")
+	inode := func() uint64 {
+		var st syscall.Stat_t
+		if err := syscall.Lstat(path, &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Ino
+	}
+	check := func(content string) {
+		t.Helper()
+		if err := setContent(path, content); err != nil {
+			t.Fatal(err)
+		}
+		if got := contentOf(path); got != content {
+			t.Errorf("got %q, want %q", got, content)
+		}
+	}
+	check("one\n")
+	first := inode()
+	check("two\n")
+	if inode() != first {
+		t.Error("the same size makes a new file")
+	}
+	check("longer\n")
+	check("\n")
+	_ = os.Remove(path)
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := contentOf(path); got != "" {
+		t.Errorf("a pipe holds %q", got)
+	}
+	check("file\n")
+	other := filepath.Join(dir, "other")
+	if err := os.WriteFile(other, []byte("mine\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_ = os.Remove(path)
+	_ = os.Symlink(other, path)
+	check("ours\n")
+	if got := contentOf(other); got != "mine\n" {
+		t.Errorf("a link was followed: %q", got)
 	}
 }
 

@@ -1,6 +1,7 @@
 package machine
 
 import (
+	"io"
 	"os"
 	"strings"
 	"syscall"
@@ -93,6 +94,55 @@ func (m *Machine) Quiesce() {
 	if m.Real {
 		syscall.Sync()
 	}
+}
+
+// setContent makes content all that a small file of the image holds. One of
+// the same size is overwritten where it is: that costs the disk no new block,
+// and under emulation a tenth of the time that a new file takes.
+func setContent(path, content string) error {
+	if overwrite(path, content) {
+		return nil
+	}
+	return replaceFile(path, content)
+}
+
+// overwrite answers whether it was possible. What user code has put there
+// instead of a file is not opened for real.
+func overwrite(path, content string) bool {
+	fd, err := syscall.Open(path, syscall.O_WRONLY|syscall.O_NOFOLLOW|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return false
+	}
+	defer func() { _ = syscall.Close(fd) }()
+	if !regular(fd, int64(len(content))) {
+		return false
+	}
+	n, err := syscall.Pwrite(fd, []byte(content), 0)
+	return err == nil && n == len(content)
+}
+
+// regular says whether fd is a file; and of this size, if size is not -1.
+func regular(fd int, size int64) bool {
+	var st syscall.Stat_t
+	return syscall.Fstat(fd, &st) == nil && st.Mode&syscall.S_IFMT == syscall.S_IFREG && (size < 0 || st.Size == size)
+}
+
+// smallFile is the most that contentOf reads.
+const smallFile = 1 << 20
+
+// contentOf reads a small file of the image; what is none counts as empty.
+func contentOf(path string) string {
+	fd, err := syscall.Open(path, syscall.O_RDONLY|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return ""
+	}
+	f := os.NewFile(uintptr(fd), path)
+	defer f.Close()
+	if !regular(fd, -1) {
+		return ""
+	}
+	b, _ := io.ReadAll(io.LimitReader(f, smallFile))
+	return string(b)
 }
 
 // replaceFile writes a small file of the image in one step; one that is a

@@ -13,8 +13,9 @@ const (
 	// heartbeatEvery keeps the silence below the 10 s of the protocol.
 	heartbeatEvery = 8 * time.Second
 	// startedDelay is how long the first event may wait for company: a
-	// command that ends at once then costs one packet instead of two.
-	startedDelay = 10 * time.Millisecond
+	// command that ends at once then costs one packet instead of two, and is
+	// not interrupted.
+	startedDelay = 30 * time.Millisecond
 )
 
 // frameWriter writes the frames of one exec stream to its HTTP answer. A

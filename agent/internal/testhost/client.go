@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -43,15 +44,35 @@ func Dial(path string, wait time.Duration) (*Client, error) {
 		return nil, err
 	}
 	c := newClient(&synced{Conn: conn, r: r})
-	// The transport would dial again for calls that come before it knows that
-	// this one speaks HTTP/2.
-	res, err := c.Get("http://agent/v1/info")
-	if err != nil {
+	if err := c.settle(deadline); err != nil {
 		_ = conn.Close()
 		return nil, err
 	}
-	_ = res.Body.Close()
 	return c, nil
+}
+
+// errUsedUp is what a second dial of the transport gets.
+var errUsedUp = errors.New("the connection is used up")
+
+// settle makes calls until the transport has put the connection where it finds
+// it again. It does so some time after it has answered the first call, and
+// would dial anew until then.
+func (c *Client) settle(deadline time.Time) error {
+	for calls := 0; ; {
+		res, err := c.Get("http://agent/v1/info")
+		switch {
+		case err == nil:
+			_, _ = io.Copy(io.Discard, res.Body)
+			_ = res.Body.Close()
+			if calls++; calls == 2 {
+				return nil
+			}
+		case !errors.Is(err, errUsedUp) || time.Now().After(deadline):
+			return err
+		default:
+			time.Sleep(time.Millisecond)
+		}
+	}
 }
 
 func newClient(conn net.Conn) *Client {
@@ -69,7 +90,7 @@ func newClient(conn net.Conn) *Client {
 			case c := <-first:
 				return c, nil
 			default:
-				return nil, fmt.Errorf("the connection is used up")
+				return nil, errUsedUp
 			}
 		},
 	}

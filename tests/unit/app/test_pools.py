@@ -61,6 +61,22 @@ async def test_what_is_taken_is_replaced(host: Host, base: BakedTemplate, runnin
     host.capacity.release(slot.id)
 
 
+async def test_a_warm_one_has_names_and_noise_of_its_own_before_it_is_given_out(
+    host: Host, base: BakedTemplate, running: Running
+) -> None:
+    """They are not renewed when it becomes a sandbox: only its clock is set, which shows that it answers."""
+    warm = list(host.pools._slots[BootMode.WARM])
+    record = await host.create()
+    assert record.id == warm[0].id
+    requests = [request for name, request in host.world.renewals if name == record.id]
+    assert None not in (requests[0].entropy, requests[0].hostname, requests[0].machine_id)
+    assert all(request.time_now and request.entropy is None and not request.hostname for request in requests[1:])
+    assert len(requests) > 1
+    unique = {(r.entropy, r.hostname, r.machine_id) for _, r in host.world.renewals if r.entropy}
+    assert len(unique) == len({name for name, _ in host.world.renewals})
+    await host.lifecycle.delete("w", record.id)
+
+
 async def test_put_back_is_as_before(host: Host, base: BakedTemplate, running: Running) -> None:
     slot = host.pools.take(base)
     assert slot is not None

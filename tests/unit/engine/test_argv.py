@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cloche_server.engine.qemu.argv import ColdBoot, VmPlan, build_argv
+from cloche_server.engine.qemu import argv
+from cloche_server.engine.qemu.argv import ColdBoot, VmPlan, build_argv, machine_digest
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -62,3 +63,13 @@ def test_there_is_no_network_device_and_no_way_to_start_programs() -> None:
         assert not any("net" in word.split(",")[0] for word in words if not word.startswith("/"))
         assert any("spawn=deny" in word for word in words)
         assert "-nodefaults" in words
+
+
+def test_what_a_snapshot_depends_on_is_in_its_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that was baked with another command line or other kernel words is not restored."""
+    before = machine_digest("tcg")
+    assert before == machine_digest("tcg") != machine_digest("kvm")
+    monkeypatch.setattr(argv, "TCG_KERNEL_WORDS", ())
+    without_words = machine_digest("tcg")
+    monkeypatch.setitem(argv.CPU_MODEL, "tcg", "max")
+    assert len({before, without_words, machine_digest("tcg")}) == 3

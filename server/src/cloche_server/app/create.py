@@ -309,7 +309,7 @@ class Creator:
     async def _renew(self, work: _Creation) -> None:
         assert work.slot is not None
         with _told_as_boot_failure():
-            await self._machines.renew(work.slot)
+            await (self._machines.greet if work.slot.renewed else self._machines.renew)(work.slot)
 
     async def _start(self, work: _Creation) -> None:
         assert work.slot is not None

@@ -6,7 +6,7 @@ A slot is a machine with its directory and the link to its agent. Its id becomes
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cloche_server.app.steps import to_the_end
@@ -39,6 +39,8 @@ class Slot:
     mode: BootMode
     disk_mb: int
     restored: bool = False
+    #: Whether it has its own random numbers and names. It has run since, so they are nobody else's.
+    renewed: bool = False
     timings: dict[str, float] = field(default_factory=dict)
 
 
@@ -86,6 +88,11 @@ class Machines:
             ),
             timeout=FIRST_ANSWER_TIMEOUT,
         )
+        slot.renewed = True
+
+    async def greet(self, slot: Slot) -> None:
+        """Sets the clock of a renewed machine that has waited, and so makes sure that it answers."""
+        await slot.guest.renew(RenewRequest(time_now=True), timeout=FIRST_ANSWER_TIMEOUT)
 
     async def grow_disk(self, slot: Slot, disk_mb: int) -> None:
         """Grows the disk of a restored machine and the file system on it, online."""
@@ -134,7 +141,9 @@ async def prepare_for_bake(agent_socket: Path) -> None:
     guest = GuestClient(str(agent_socket))
     try:
         await guest.connect(timeout=240)
-        await guest.renew(RenewRequest(entropy=random_bytes(ENTROPY_BYTES), time_now=True, warm=True), timeout=60)
+        # Placeholders as long as what every sandbox writes over them: that needs no new block of the disk.
+        names = RenewRequest(time_now=True, hostname=hostname("0" * 20), machine_id="0" * 32, warm=True)
+        await guest.renew(replace(names, entropy=random_bytes(ENTROPY_BYTES)), timeout=60)
         for argv in WARM_UP:
             await run_quietly(guest, argv)
         await guest.quiesce()

@@ -27,7 +27,7 @@ from cloche_server.host import files
 from cloche_server.host.process import run
 from cloche_server.storage.recipe import Recipe
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """Raised when this module makes something else of the same recipe, so that images are built anew."""
 
 USER: Final = "user"
@@ -149,6 +149,7 @@ async def _build(recipe: Recipe, source: Source, work: Path, disk_mb: int, progr
     await _bootstrap(recipe, source, tree, progress)
     progress("setting up the root file system")
     await _add_user(tree)
+    await _pack_locale(tree)
     await asyncio.to_thread(_configure, tree, source)
     progress("making the disk image")
     await make_ext4(tree, work / "image" / "rootfs.raw", disk_mb)
@@ -266,6 +267,11 @@ async def _add_user(tree: Path) -> None:
         ["chroot", tree, "useradd", "-m", "-u", "1000", "-U", "-s", "/bin/bash", USER],
         error_code=_BAKE_FAILED,
     )
+
+
+async def _pack_locale(tree: Path) -> None:
+    """One file for the locale instead of twelve: a shell starts with a tenth less work. Without it all goes on."""
+    await run(["chroot", tree, "localedef", "--add-to-archive", "/usr/lib/locale/C.utf8"], check=False)
 
 
 async def _installed(tree: Path) -> dict[str, str]:

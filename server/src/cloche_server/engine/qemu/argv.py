@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
 #: Name of the virtio-serial port of the agent, host and guest side.
 AGENT_PORT = "cloche.agent.0"
-#: Named, so that a snapshot meets the same CPU again. Under TCG the model does not change the speed.
-CPU_MODEL = {"tcg": "max", "kvm": "host"}
+#: Named, so that a snapshot meets the same CPU again. Under emulation features have a price: with erms and fsrm the
+#: guest's kernel copies and clears memory byte by byte (a fifth of all instructions of fork and exec), smap splits
+#: the TLB of the kernel, la57 makes each page walk longer, pku each switch between processes.
+CPU_MODEL = {"tcg": "max,-erms,-fsrm,-smap,-la57,-pku", "kvm": "host"}
+#: What the guest's kernel does without under emulation: guards against speculation, which do not guard translated
+#: code; the clearing of memory that is written before anybody reads it; pressure figures at each switch of tasks;
+#: security modules that have no policy here. The wall is the emulator, not this kernel. The last word becomes a
+#: variable of process 1, whose Go runtime then does not interrupt its goroutines by signals, as it does after 10 ms.
+TCG_KERNEL_WORDS = (
+    "mitigations=off",
+    "init_on_alloc=0",
+    "psi=0",
+    "lsm=landlock,yama",
+    "GODEBUG=asyncpreemptoff=1",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +92,14 @@ def build_argv(plan: VmPlan) -> list[str]:
     return argv
 
 
+def machine_digest(accel: str) -> str:
+    """Eight hex digits that change with anything in the command line a snapshot depends on: a template baked
+    under another one is baked anew."""
+    boot = ColdBoot(Path("kernel"), Path("initrd"), tsc_khz=1)
+    plan = VmPlan("qemu", "any", accel, 1, 1, Path("memory"), Path("disk"), 1, 0, 0, boot)
+    return hashlib.sha256("\0".join(build_argv(plan)).encode()).hexdigest()[:8]
+
+
 def _accel(plan: VmPlan) -> str:
     if plan.accel == "kvm":
         return "kvm"
@@ -94,6 +116,8 @@ def _memory(plan: VmPlan) -> str:
 def _append(plan: VmPlan) -> str:
     assert plan.boot is not None
     words = ["console=ttyS0", "reboot=t", "panic=-1", "quiet", "random.trust_cpu=on"]
+    if plan.accel == "tcg":
+        words += TCG_KERNEL_WORDS
     if plan.accel == "tcg" and plan.boot.tsc_khz:
         # On a busy host the kernel cannot calibrate its clock under emulation, and hangs; nor may its
         # watchdog judge the counter, or it falls back to jiffies: 250 interrupts a second, and time drifts.

@@ -14,7 +14,7 @@ from typing import Final
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ports import BakedTemplate, BootFiles
 from cloche_server.core.records import Isolation, ProcessRef, Shape
-from cloche_server.engine.qemu.argv import CPU_MODEL, ColdBoot, VmPlan, build_argv
+from cloche_server.engine.qemu.argv import CPU_MODEL, ColdBoot, VmPlan, build_argv, machine_digest
 from cloche_server.engine.qemu.machine import QemuMachine
 from cloche_server.engine.qemu.probe import QemuFacts
 from cloche_server.engine.qemu.qmp import QmpLost
@@ -23,8 +23,6 @@ from cloche_server.host import machine as host_machine
 from cloche_server.host.watch import ProcessWatch
 
 NAME_PREFIX: Final = "cloche-"
-#: Changes when the command line changes in a way that makes older device state unreadable.
-MACHINE_REVISION: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +46,7 @@ class QemuEngine:
     def fingerprint(self) -> str:
         config = self._config
         cpu = CPU_MODEL[config.accel] if config.accel == "tcg" else f"host:{host_machine.cpu_model()}"
-        return f"qemu {config.facts.version_text} {config.accel} {cpu} r{MACHINE_REVISION}"
+        return f"qemu {config.facts.version_text} {config.accel} {cpu} {machine_digest(config.accel)}"
 
     async def launch(self, machine_id: str, directory: Path, template: BakedTemplate) -> QemuMachine:
         def start() -> ProcessRef:
