@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterator
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.ports import BakedTemplate, MachineCondition, MachineExit
+from cloche_server.core.ports import BakedTemplate, Captured, MachineCondition, MachineExit, SavedState
 from cloche_server.core.records import Isolation, ProcessRef, Shape
+from cloche_server.host.pages import Pages
 
 
 @dataclass
@@ -45,6 +47,8 @@ class World:
         """What is still there."""
         left = [f"process of {name}" for name in self.alive]
         left += [f"directory {path.name}" for path in root.iterdir()] if root.is_dir() else []
+        layers = root.parent / "layers"
+        left += [f"layer {path.name}" for path in layers.iterdir()] if layers.is_dir() else []
         left += [f"link to {name}" for name in sorted(self.open_guests)]
         left += [f"hold on {name}" for name in sorted(self.held)]
         return left
@@ -58,6 +62,7 @@ class FakeMachine:
         self._ref = ref
         self._exit: asyncio.Future[MachineExit] = asyncio.get_running_loop().create_future()
         self.condition = MachineCondition.OK
+        self.disk = Path()
         world.alive[machine_id] = self
         world.held.add(machine_id)
 
@@ -77,9 +82,30 @@ class FakeMachine:
     def ended(self) -> bool:
         return self._exit.done()
 
-    async def restore(self) -> None:
+    async def restore(self, before_run: Callable[[], None] | None = None) -> None:
         await self._world.pass_by("Machine.restore")
         self._check()
+        if before_run is not None:
+            before_run()
+
+    async def pause(self) -> None:
+        await self._world.pass_by("Machine.pause")
+
+    async def resume(self) -> None:
+        await self._world.pass_by("Machine.resume")
+
+    async def active_layer(self) -> Path:
+        return self.disk
+
+    async def capture(
+        self, *, memory: bool, new_layer: Path | None, recorded: Callable[[], Awaitable[None]] | None, goes_on: bool
+    ) -> Captured:
+        await self._world.pass_by("Machine.capture")
+        if new_layer is not None:
+            self.disk = new_layer
+        if recorded is not None:
+            await recorded()
+        return Captured(b"device state", Pages((), memoryview(b"")), 1.0)
 
     async def grow_disk(self, disk_mb: int) -> None:
         await self._world.pass_by("Machine.grow_disk")
@@ -123,10 +149,13 @@ class FakeEngine:
     def fingerprint(self) -> str:
         return "fake"
 
-    async def launch(self, machine_id: str, directory: Path, template: BakedTemplate) -> FakeMachine:
+    async def launch(
+        self, machine_id: str, directory: Path, template: BakedTemplate, disk: Path, state: SavedState | None = None
+    ) -> FakeMachine:
         await self.world.pass_by("Engine.launch")
-        directory.mkdir(parents=True)
+        directory.mkdir(parents=True, exist_ok=True)
         machine = FakeMachine(self.world, machine_id, directory, ProcessRef(next(self.world.pids), 1))
+        machine.disk = disk
         try:
             await self.world.pass_by("Engine.launch.connect")
         except BaseException:
@@ -168,6 +197,12 @@ class FakeGuest:
         if machine is None:
             raise ClocheError("sandbox.unreachable", "The agent in the sandbox cannot be reached.")
         self.world.renewals.append((self._name, request))
+
+    async def freeze(self, *, disk: bool, timeout_ms: int, timeout: float = 30.0) -> None:
+        await self.world.pass_by("Guest.freeze")
+
+    async def thaw(self, *, keep: bool, timeout: float = 30.0) -> None:
+        await self.world.pass_by("Guest.thaw")
 
     def exec(self, request: Any) -> _FakeCall:
         return _FakeCall(self.world)
@@ -212,8 +247,11 @@ class FakeClock:
 
 
 def template(root: Path, name: str = "base", shape: Shape | None = None) -> BakedTemplate:
-    """A baked template with nothing in it."""
+    """A baked template with nothing in it but an empty overlay."""
     shape = shape or Shape(1, 256)
+    (root / name).mkdir(exist_ok=True)
+    header = struct.pack(">4sIQIIQII", b"QFI\xfb", 3, 512, 4, 16, 1 << 30, 0, 2)
+    (root / name / "overlay.qcow2").write_bytes(header.ljust(512, b"\0") + b"base".ljust(1024, b"\0"))
     return BakedTemplate(f"{name}-{shape}-0", name, root / name, shape, 1024, "tcg", 0, 0.0)
 
 

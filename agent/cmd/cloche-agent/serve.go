@@ -165,7 +165,7 @@ func assemble(groups *cgroup.Manager, real bool, logf func(string, ...any)) (*li
 	}
 	go reaper.Run(nil)
 	a := &api.API{
-		Machine: &machine.Machine{Real: real, Cgroups: groups, Warm: procs.Warm, PowerOff: boot.PowerOff},
+		Machine: &machine.Machine{Real: real, Cgroups: groups, Warm: procs.Warm, Commands: procs, PowerOff: boot.PowerOff},
 		Procs:   procs,
 		Files:   &files.FS{Users: db},
 		Users:   db,

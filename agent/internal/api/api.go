@@ -55,6 +55,8 @@ func (a *API) Handler() http.Handler {
 		"GET /v1/info":             a.info,
 		"POST /v1/renew":           a.renew,
 		"POST /v1/quiesce":         a.quiesce,
+		"POST /v1/freeze":          a.freeze,
+		"POST /v1/thaw":            a.thaw,
 		"POST /v1/shutdown":        a.shutdown,
 		"GET /v1/usage":            a.usage,
 		"POST /v1/exec":            a.exec,

@@ -36,6 +36,37 @@ func (a *API) quiesce(w http.ResponseWriter, _ *http.Request) error {
 	return reply(w, http.StatusOK, empty{})
 }
 
+// freezeTimeout is for a request that names none.
+const freezeTimeout = 10 * time.Second
+
+func (a *API) freeze(w http.ResponseWriter, r *http.Request) error {
+	req := machine.Freeze{TimeoutMS: freezeTimeout.Milliseconds()}
+	if err := decode(r, &req); err != nil {
+		return err
+	}
+	if err := req.Check(); err != nil {
+		return err
+	}
+	done, err := a.Machine.Freeze(r.Context(), &req)
+	if err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, done)
+}
+
+func (a *API) thaw(w http.ResponseWriter, r *http.Request) error {
+	var req struct {
+		Keep bool `json:"keep"`
+	}
+	if err := decode(r, &req); err != nil {
+		return err
+	}
+	if err := a.Machine.Thaw(req.Keep); err != nil {
+		return err
+	}
+	return reply(w, http.StatusOK, empty{})
+}
+
 func (a *API) shutdown(w http.ResponseWriter, r *http.Request) error {
 	req := struct {
 		GraceMS int64 `json:"grace_ms"`

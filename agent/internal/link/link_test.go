@@ -12,6 +12,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"cloche.dev/agent/internal/wire"
 )
 
 // pair gives a served link whose far end stays one byte pipe, as with a
@@ -132,6 +134,9 @@ func TestUnseenHangUp(t *testing.T) {
 				}
 			}
 			<-r.Context().Done()
+			if context.Cause(r.Context()) != wire.ErrSessionLost {
+				t.Errorf("the request is over because: %v", context.Cause(r.Context()))
+			}
 			cancelled.Add(1)
 		default:
 			_, _ = io.WriteString(w, "hello")
@@ -171,6 +176,40 @@ func TestUnseenHangUp(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond)
 	}
+}
+
+// TestWhyARequestIsOver tells a request that is taken back from a session that
+// is lost.
+func TestWhyARequestIsOver(t *testing.T) {
+	causes := make(chan error, 1)
+	host := pair(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		w.(http.Flusher).Flush()
+		<-r.Context().Done()
+		causes <- context.Cause(r.Context())
+	}))
+	synchronise(t, host)
+	c := client(host)
+	ctx, cancel := context.WithCancel(context.Background())
+	for _, lost := range []bool{false, true} {
+		req, _ := http.NewRequestWithContext(ctx, "GET", "http://agent/", nil)
+		if lost {
+			req = req.WithContext(context.Background())
+		}
+		res, err := c.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if lost {
+			_ = host.Close()
+		} else {
+			cancel()
+		}
+		if cause := <-causes; (cause == wire.ErrSessionLost) != lost {
+			t.Errorf("lost %v: %v", lost, cause)
+		}
+		_ = res.Body.Close()
+	}
+	cancel()
 }
 
 // TestConnectionError sends what the HTTP/2 layer must refuse; the link must

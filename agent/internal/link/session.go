@@ -7,6 +7,8 @@ import (
 	"net"
 	"sync"
 	"time"
+
+	"cloche.dev/agent/internal/wire"
 )
 
 // session is one HTTP/2 connection on a link. It lives from a preface to a
@@ -16,7 +18,7 @@ import (
 type session struct {
 	link   *Link
 	ctx    context.Context
-	cancel context.CancelFunc
+	cancel context.CancelCauseFunc
 
 	readMu sync.Mutex
 	pre    string // what is left of the preface, which the scanner took
@@ -28,9 +30,12 @@ type session struct {
 
 func newSession(l *Link) *session {
 	s := &session{link: l, pre: preface}
-	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	return s
 }
+
+// lose ends the session and tells its requests why they are over.
+func (s *session) lose() { s.cancel(wire.ErrSessionLost) }
 
 // Read follows the frames as it goes.
 func (s *session) Read(p []byte) (int, error) {
@@ -46,7 +51,7 @@ func (s *session) Read(p []byte) (int, error) {
 	}
 	n, err := s.read(p)
 	if err != nil {
-		s.cancel()
+		s.lose()
 	}
 	return n, err
 }
@@ -104,14 +109,14 @@ func (s *session) Write(p []byte) (int, error) {
 	n, err := s.link.stream.Write(p)
 	// After such a GOAWAY the HTTP/2 layer lingers for a while, deaf.
 	if err != nil || s.out.feed(p[:n]) {
-		s.cancel()
+		s.lose()
 	}
 	return n, err
 }
 
 // Close ends the session; the link goes on.
 func (s *session) Close() error {
-	s.cancel()
+	s.lose()
 	return nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 
 	"cloche.dev/agent/internal/cgroup"
@@ -24,9 +25,13 @@ type Machine struct {
 	Real    bool
 	Cgroups *cgroup.Manager // may be nil
 	// Warm runs a command for nothing but its side effects on caches.
-	Warm func(argv []string)
+	Warm     func(argv []string)
+	Commands Commands
 	// PowerOff ends the machine.
 	PowerOff func()
+
+	freezing sync.Mutex // held while the state changes, and through a renewal
+	frozen   *frozen    // nil: the machine is not frozen
 }
 
 // Info is the answer of GET /v1/info.

@@ -19,6 +19,7 @@ type Renew struct {
 	MachineID string `json:"machine_id"`
 	GrowDisk  bool   `json:"grow_disk"`
 	Warm      bool   `json:"warm"`
+	Thaw      bool   `json:"thaw"`
 
 	// Arrived is when the request came: TimeNS was true then.
 	Arrived time.Time `json:"-"`
@@ -26,8 +27,8 @@ type Renew struct {
 
 // Renewed is its answer: what was done and how many milliseconds it took.
 type Renewed struct {
-	Steps  map[string]float64 `json:"steps"`
-	DiskMB int64              `json:"disk_mb"`
+	Steps  steps `json:"steps"`
+	DiskMB int64 `json:"disk_mb"`
 }
 
 // Check refuses what is malformed before anything is done.
@@ -51,10 +52,20 @@ func only(s string, low, high int, set string) bool {
 	return len(s) >= low && len(s) <= high && strings.Trim(s, set) == ""
 }
 
-// Renew makes a restored machine different from its siblings.
+// Renew makes a restored machine different from its siblings. If it was frozen
+// when it was copied, the disk is thawed first, because some steps write to it,
+// and the commands last of all. The time limit of the freeze cannot end it in
+// the middle of this: user code would run too early, and be cancelled.
 func (m *Machine) Renew(r *Renew) (*Renewed, error) {
-	out := &Renewed{Steps: map[string]float64{}}
-	steps := []struct {
+	out := &Renewed{Steps: steps{}}
+	m.freezing.Lock()
+	defer m.freezing.Unlock()
+	if m.frozen != nil {
+		if err := m.frozen.thawDisk(); err != nil {
+			return nil, err
+		}
+	}
+	for _, s := range []struct {
 		name   string
 		wanted bool
 		do     func() error
@@ -65,16 +76,18 @@ func (m *Machine) Renew(r *Renew) (*Renewed, error) {
 		{"time", r.TimeNS != nil, func() error { return sys.SetClock(*r.TimeNS + int64(time.Since(r.Arrived))) }},
 		{"grow_disk", r.GrowDisk, growDisk},
 		{"warm", r.Warm, m.warm},
-	}
-	for _, s := range steps {
+	} {
 		if !s.wanted || !m.Real {
 			continue
 		}
-		start := time.Now()
-		if err := s.do(); err != nil {
-			return nil, wire.FromErr(err, s.name)
+		if err := out.Steps.do(s.name, s.do); err != nil {
+			return nil, err
 		}
-		out.Steps[s.name] = float64(time.Since(start).Microseconds()) / 1000
+	}
+	if r.Thaw {
+		if err := out.Steps.do("thaw", func() error { return m.thaw(true) }); err != nil {
+			return nil, err
+		}
 	}
 	_, total := diskUse()
 	out.DiskMB = total >> 20

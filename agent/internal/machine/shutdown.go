@@ -11,6 +11,8 @@ func (m *Machine) Shutdown(grace time.Duration) {
 	if !m.Real {
 		return
 	}
+	// A frozen process does not hear a signal.
+	_ = m.Thaw(true)
 	const everybody = -1
 	_ = syscall.Kill(everybody, syscall.SIGTERM)
 	deadline := time.Now().Add(grace)

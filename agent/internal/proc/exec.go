@@ -23,6 +23,9 @@ type Exec struct {
 	began   time.Time
 	rec     *record // of a detached command
 
+	attached context.Context // the request, of a command that is not detached
+	kept     bool            // although the session is lost; the manager's lock guards it
+
 	killOnce sync.Once
 	kill     chan struct{} // closed when the command must die
 	reason   string        // why; set before kill is closed
@@ -176,24 +179,31 @@ func (r *run) waitLeader(ctx context.Context) (Ended, bool) {
 		defer t.Stop()
 		timeout = t.C
 	}
-	select {
-	case end := <-r.ended:
-		return end, false
-	case <-ctx.Done():
-		e.stop(wire.ReasonCancelled)
-	case <-timeout:
-		e.stop(wire.ReasonTimeout)
-	case <-e.kill:
+	over := ctx.Done()
+	for {
+		select {
+		case end := <-r.ended:
+			return end, false
+		case <-over:
+			over = e.m.requestOver(e)
+		case <-timeout:
+			e.stop(wire.ReasonTimeout)
+		case <-e.kill:
+			return r.killLeader(), true
+		}
 	}
+}
+
+func (r *run) killLeader() Ended {
 	r.killTree()
 	select {
 	case end := <-r.ended:
-		return end, true
+		return end
 	case <-time.After(escapeDelay):
 		// Root may have moved it out of its group.
-		killDescendants(int(e.pid.Load()))
+		killDescendants(int(r.e.pid.Load()))
 	}
-	return <-r.ended, true
+	return <-r.ended
 }
 
 // escapeDelay is how long a killed leader may take before it is looked for

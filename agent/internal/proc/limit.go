@@ -102,7 +102,12 @@ func (l *limited) write(stream byte, framed []byte) error {
 	if n == 0 {
 		return nil
 	}
-	return l.next.write(stream, framed[:wire.HeaderSize+n])
+	err := l.next.write(stream, framed[:wire.HeaderSize+n])
+	if l.lim[stream].onLimit != nil {
+		// The limit holds for a command that nobody listens to as well.
+		return nil
+	}
+	return err
 }
 
 func (l *limited) flush() { l.next.flush() }

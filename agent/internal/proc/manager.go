@@ -26,6 +26,8 @@ type Manager struct {
 	finished []*finishedExec // detached ones, oldest first
 	recent   map[string]bool // ids of commands that have ended
 	order    []string        // the same, oldest first
+	starting int             // commands between enter and leave
+	held     chan struct{}   // of the present hold, closed at its end; or nil
 }
 
 // NewManager completes m, whose exported fields are set.
@@ -44,10 +46,14 @@ func (m *Manager) acquire() (*cgroup.Group, error) {
 		return nil, nil
 	}
 	g, err := m.Cgroups.Acquire()
-	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EROFS) {
+	if noCgroups(err) {
 		return nil, nil
 	}
 	return g, err
+}
+
+func noCgroups(err error) bool {
+	return errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.EPERM) || errors.Is(err, syscall.EROFS)
 }
 
 func (m *Manager) release(g *cgroup.Group) {
@@ -62,13 +68,11 @@ func (m *Manager) Serve(ctx context.Context, w http.ResponseWriter, req *Request
 	if err != nil {
 		return err
 	}
-	e := newExec(m, req)
-	if err := m.register(e); err != nil {
+	if err := m.enter(ctx); err != nil {
 		return err
 	}
-	r, failed, err := e.start(p)
+	e, r, failed, err := m.launch(ctx, req, p)
 	if err != nil {
-		m.forget(e)
 		return err
 	}
 	if !req.Detach {
@@ -81,6 +85,23 @@ func (m *Manager) Serve(ctx context.Context, w http.ResponseWriter, req *Request
 	e.rec.begin(e.startedEvent())
 	go e.finish(context.Background(), r, failed, e.rec)
 	return m.follow(ctx, w, e.rec, 0)
+}
+
+// launch registers and starts a command that has entered.
+func (m *Manager) launch(ctx context.Context, req *Request, p *plan) (*Exec, *run, *wire.Exit, error) {
+	defer m.leave()
+	e := newExec(m, req)
+	if !req.Detach {
+		e.attached = ctx
+	}
+	if err := m.register(e); err != nil {
+		return nil, nil, nil, err
+	}
+	r, failed, err := e.start(p)
+	if err != nil {
+		m.forget(e)
+	}
+	return e, r, failed, err
 }
 
 // finish sees a command to its end. Whoever has read the exit event finds the

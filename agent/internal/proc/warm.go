@@ -8,7 +8,7 @@ import (
 )
 
 // Warm runs a program, or with no argv an empty script in the login shell of root,
-// for nothing but its effect on the caches.
+// for nothing but its effect on the caches. In a hold it does nothing.
 func (m *Manager) Warm(argv []string) {
 	req := &Request{ID: "warm", Argv: argv, TimeoutMS: int64(10 * time.Second / time.Millisecond)}
 	if argv == nil {
@@ -19,8 +19,12 @@ func (m *Manager) Warm(argv []string) {
 	if err != nil {
 		return
 	}
+	if m.tryEnter() != nil {
+		return // it would have to wait for a thaw, which may come after it
+	}
 	e := newExec(m, req)
 	r, _, err := e.start(p)
+	m.leave()
 	if err != nil || r == nil {
 		return
 	}

@@ -40,6 +40,15 @@ func TooLarge(field, message string) *Error {
 	return &Error{Status: http.StatusRequestEntityTooLarge, Code: "too_large", Message: message, Field: field}
 }
 
+// Exhausted says that it is not possible now, and may be later.
+func Exhausted(message string) *Error {
+	return &Error{Status: http.StatusServiceUnavailable, Code: "exhausted", Message: message}
+}
+
+// ErrSessionLost is why a request is over whose session with the host has
+// ended.
+var ErrSessionLost = errors.New("the session with the host is lost")
+
 type class struct {
 	status  int
 	code    string

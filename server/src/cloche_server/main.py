@@ -17,16 +17,20 @@ from cloche_server.api.protocol import HttpProtocol
 from cloche_server.app.access import Access
 from cloche_server.app.bake import Baker
 from cloche_server.app.capacity import Capacity
+from cloche_server.app.capturing import Capturer
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
 from cloche_server.app.exec import Execs
 from cloche_server.app.files import Files
+from cloche_server.app.fork import Forks
 from cloche_server.app.idempotency import IdempotentCreates
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
 from cloche_server.app.pools import Pools
 from cloche_server.app.reconcile import Reconciler
 from cloche_server.app.services import Services
+from cloche_server.app.sleep import SleepVerbs
+from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.app.templates import Templates
 from cloche_server.app.tokens import Tokens
@@ -37,6 +41,8 @@ from cloche_server.engine.qemu.driver import QemuEngine
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.instance import Instance
 from cloche_server.settings import Settings
+from cloche_server.storage.layers import Layers
+from cloche_server.storage.snapshots import SnapshotCatalog
 from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.store.db import Database
 from cloche_server.store.sandboxes import SandboxStore
@@ -141,7 +147,8 @@ class _Parts:
         self.catalog = TemplateCatalog(settings.data)
         self._group = group
         gate = asyncio.Semaphore(settings.parallel_boots)
-        machines = Machines(engine, settings.data / "sandboxes", gate)
+        machines = Machines(engine, settings.data / "sandboxes", gate, Layers(settings.data))
+        snapshots = SnapshotCatalog(settings.data)
         capacity = Capacity(settings)
         self.pools = Pools(machines, capacity, launched=settings.pool_launched, warm=settings.pool_warm)
         self.supervisor = Supervisor(store, machines, capacity, clock, group)
@@ -150,7 +157,8 @@ class _Parts:
         lifecycle = LifecycleVerbs(access, self.supervisor, clock)
         idempotency = IdempotencyStore(database)
         creator = Creator(settings, self.catalog, baker, machines, self.pools, capacity, self.supervisor, clock)
-        self.reconciler = Reconciler(store, machines, capacity, self.supervisor, clock)
+        self.reconciler = Reconciler(store, machines, capacity, self.supervisor, snapshots, clock)
+        capturer = Capturer(self.supervisor, machines, self.catalog)
         shape = Shape(settings.default_cpus, settings.default_memory_mb)
         self.upkeep = Upkeep(settings, self.catalog, self.pools, engine.fingerprint, shape, store, idempotency, clock)
         self.services = Services(
@@ -161,6 +169,9 @@ class _Parts:
             creator=creator,
             creates=IdempotentCreates(creator, access, idempotency),
             lifecycle=lifecycle,
+            sleep=SleepVerbs(access, self.supervisor, machines, capturer, capacity, clock),
+            forks=Forks(access, self.supervisor, capturer, creator, machines, lifecycle),
+            snapshots=Snapshots(access, self.supervisor, capturer, machines, snapshots, clock),
             execs=Execs(access),
             files=Files(access),
             consoles=Consoles(access, settings.data / "sandboxes"),

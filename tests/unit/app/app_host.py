@@ -19,6 +19,8 @@ from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.ports import BootFiles
 from cloche_server.core.records import ExecDefaults, Sandbox
 from cloche_server.settings import Settings
+from cloche_server.storage.layers import Layers
+from cloche_server.storage.snapshots import SnapshotCatalog
 from cloche_server.storage.templates import TemplateMeta
 from cloche_server.store.db import Database
 from cloche_server.store.sandboxes import SandboxStore
@@ -116,7 +118,8 @@ def assemble(data: Path, database: Database, world: World, crew: Crew, **changes
     root = data / "sandboxes"
     root.mkdir(exist_ok=True)
     clock, engine, store = FakeClock(), FakeEngine(world), SandboxStore(database)
-    machines = Machines(engine, root, asyncio.Semaphore(4))
+    (data / "layers").mkdir(exist_ok=True)
+    machines = Machines(engine, root, asyncio.Semaphore(4), Layers(data))
     capacity = Capacity(chosen)
     pools = Pools(machines, capacity, launched=chosen.pool_launched, warm=chosen.pool_warm)
     supervisor = Supervisor(store, machines, capacity, clock, crew)  # type: ignore[arg-type]
@@ -126,7 +129,7 @@ def assemble(data: Path, database: Database, world: World, crew: Crew, **changes
     access = Access(supervisor, store, clock)
     lifecycle = LifecycleVerbs(access, supervisor, clock)
     creates = IdempotentCreates(creator, access, IdempotencyStore(database))
-    reconciler = Reconciler(store, machines, capacity, supervisor, clock)
+    reconciler = Reconciler(store, machines, capacity, supervisor, SnapshotCatalog(data), clock)
     return Host(
         world, root, database, store, clock, capacity, machines, pools, supervisor, creator, access, lifecycle, creates,
         reconciler,

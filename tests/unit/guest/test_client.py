@@ -91,13 +91,13 @@ async def test_renew_sends_what_is_asked_for(peer: FakePeer, client: GuestClient
     answers(peer, {"steps": {"entropy": 0.2, "time": 1}, "disk_mb": 3900})
     before = time.time_ns()
     result = await client.renew(
-        RenewRequest(entropy=b"e" * 64, time_now=True, hostname="h", machine_id="0" * 32, grow_disk=True)
+        RenewRequest(entropy=b"e" * 64, time_now=True, hostname="h", machine_id="0" * 32, grow_disk=True, thaw=True)
     )
     assert result.steps == {"entropy": 0.2, "time": 1.0}
     body = json.loads(peer.calls[0].body)
     assert base64.b64decode(body.pop("entropy")) == b"e" * 64
     assert before <= body.pop("time_ns") <= time.time_ns()
-    assert body == {"hostname": "h", "machine_id": "0" * 32, "grow_disk": True}
+    assert body == {"hostname": "h", "machine_id": "0" * 32, "grow_disk": True, "thaw": True}
     await client.renew(RenewRequest())
     assert json.loads(peer.calls[1].body) == {}
 
@@ -115,6 +115,42 @@ async def test_the_small_calls(peer: FakePeer, client: GuestClient) -> None:
         ("GET", "/v1/usage"),
     ]
     assert json.loads(peer.calls[1].body) == {"grace_ms": 100}
+
+
+async def test_freeze_and_thaw(peer: FakePeer, client: GuestClient) -> None:
+    answers(peer, {"steps": {"commands": 1.5, "disk": 20}})
+    assert await client.freeze(True, 5000) == {"commands": 1.5, "disk": 20.0}
+    await client.freeze()
+    answers(peer, {})
+    await client.thaw(True)
+    await client.thaw(False)
+    assert [c.path for c in peer.calls] == ["/v1/freeze", "/v1/freeze", "/v1/thaw", "/v1/thaw"]
+    assert [json.loads(c.body) for c in peer.calls] == [
+        {"disk": True, "timeout_ms": 5000},
+        {"disk": False, "timeout_ms": 10_000},
+        {"keep": True},
+        {"keep": False},
+    ]
+
+
+@pytest.mark.parametrize(
+    "body", [None, [], {}, {"steps": 1}, {"steps": {"disk": "x"}}, {"steps": {"a" * n: 1 for n in range(40)}}]
+)
+async def test_a_freeze_with_a_nonsensical_answer(peer: FakePeer, client: GuestClient, body: object) -> None:
+    answers(peer, body)
+    with pytest.raises(ClocheError) as caught:
+        await client.freeze()
+    assert caught.value.code == "guest.protocol"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "ours"), [(409, "conflict", "guest.error"), (503, "exhausted", "guest.exhausted")]
+)
+async def test_a_freeze_that_is_refused(peer: FakePeer, client: GuestClient, status: int, code: str, ours: str) -> None:
+    answers(peer, {"code": code, "message": "m"}, status)
+    with pytest.raises(ClocheError) as caught:
+        await client.freeze()
+    assert (caught.value.code, caught.value.details["status"]) == (ours, status)
 
 
 @pytest.mark.parametrize(

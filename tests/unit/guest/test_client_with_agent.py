@@ -165,6 +165,32 @@ async def test_losing_the_link_kills_what_is_attached_and_spares_what_is_detache
     assert detached in [i.id for i in await client.execs()]
 
 
+@pytest.mark.parametrize("how", ["keep", "renew", "cancel"])
+async def test_losing_the_link_in_a_freeze(client: GuestClient, how: str) -> None:
+    exec_id = fresh()
+    call = client.exec(ExecRequest(id=exec_id, shell="yes"))
+    await call.__aenter__()
+    assert "commands" in await client.freeze()
+    link = client._caller.link
+    assert link is not None
+    link._transport.abort()
+    await client.wait_lost()
+    await asyncio.sleep(0.1)  # this agent has a socket per link, and could hear of the loss after the thaw
+    assert [i.id for i in await client.execs()] == [exec_id]
+    if how == "renew":
+        assert "thaw" in (await client.renew(RenewRequest(thaw=True))).steps
+    else:
+        await client.thaw(how == "keep")
+    if how != "cancel":
+        await asyncio.sleep(0.1)
+        assert (await client.exec_info(exec_id)).running
+        await client.exec_kill(exec_id)
+    deadline = time.monotonic() + 5
+    while await client.execs():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.02)
+
+
 async def test_thirty_reconnects_in_mid_stream(client: GuestClient) -> None:
     for _ in range(30):
         async with client.exec(ExecRequest(id=fresh(), shell="yes")) as call:

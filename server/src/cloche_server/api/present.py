@@ -43,6 +43,12 @@ def sandbox(record: Sandbox) -> dict[str, Any]:
         },
         "generation": record.generation,
     }
+    if record.parent_id is not None:
+        body["parent_id"] = record.parent_id
+    if record.fork_tree_id is not None:
+        body["fork_tree_id"] = record.fork_tree_id
+    if record.snapshot_id is not None:
+        body["from_snapshot"] = record.snapshot_id
     if record.started_at is not None:
         body["started_at"] = rfc3339(record.started_at)
     if record.expires_at is not None:
@@ -57,6 +63,41 @@ def sandbox(record: Sandbox) -> dict[str, Any]:
             }
         )
     return body
+
+
+def fork_tree(parent_id: str, made: Any, at: float) -> dict[str, Any]:
+    body: dict[str, Any] = {
+        "tree_id": made.tree_id,
+        "parent_id": parent_id,
+        "at": rfc3339(at),
+        "pause_ms": round(made.pause_ms, 1),
+        "children": [sandbox(child) for child in made.children],
+    }
+    if made.errors:
+        body["errors"] = [{"index": n, "err": e.message, "code": e.code} for n, e in sorted(made.errors.items())]
+    return body
+
+
+def snapshot(one: Any) -> dict[str, Any]:
+    return without_none(
+        {
+            "id": one.id,
+            "sandbox_id": one.sandbox_id,
+            "name": one.name,
+            "workspace": one.workspace,
+            "template": one.template,
+            "template_resolved": one.template_name,
+            "template_id": one.template_id,
+            "cpus": one.shape.cpus,
+            "memory_mb": one.shape.memory_mb,
+            "disk_mb": one.disk_mb,
+            "memory": True,
+            "metadata": {k: v for k, v in one.metadata.items() if not k.startswith(SECRET_METADATA_PREFIX)},
+            "size_bytes": one.size_bytes,
+            "parent_snapshot_id": one.parent_snapshot_id,
+            "created_at": rfc3339(one.created_at),
+        }
+    )
 
 
 def lifecycle(record: Sandbox, idle_seconds: int) -> dict[str, Any]:

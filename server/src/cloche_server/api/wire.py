@@ -41,6 +41,9 @@ Env = Annotated[
 Ttl = Annotated[StrictInt, Field(ge=0, le=MAX_TTL_SECONDS)]
 Seconds = Annotated[float, Field(ge=0, le=31_536_000, allow_inf_nan=False, strict=True)]
 
+#: Children of one call, as existing clients expect.
+MAX_FORKS = 16
+
 
 class Wire(BaseModel):
     """Unknown fields are ignored: older and newer clients send more than this server knows."""
@@ -53,7 +56,9 @@ class Wire(BaseModel):
 
 class CreateBody(Wire):
     template: ShortText = Field("base", description="Name or alias of a template.")
-    from_snapshot: ShortText | None = Field(None, description="Not available in this release: answers 501.")
+    from_snapshot: ShortText | None = Field(
+        None, description="Id of a snapshot to continue from; template and sizes are then its own."
+    )
     cpus: Annotated[StrictInt, Field(ge=1, le=1024)] | None = Field(
         None, validation_alias=AliasChoices("cpus", "cpu", "vcpus"), description="vCPUs."
     )
@@ -128,6 +133,27 @@ class SandboxPatch(Wire):
     persistent: StrictBool | None = Field(None, description="True: no TTL at all.")
 
 
+class ForkBody(Wire):
+    count: Annotated[StrictInt, Field(ge=1, le=MAX_FORKS)] = Field(1, description="So many children of one moment.")
+    ttl_seconds: Ttl | None = Field(None, description="Default: as the parent was given.")
+    persistent: StrictBool | None = Field(None, description="Default: as the parent.")
+    metadata: Metadata = Field(default_factory=dict, description="On top of the parent's labels.")
+    env: Env = Field(default_factory=dict, description="On top of the parent's environment, for new commands.")
+
+
+class ForkTreeBody(ForkBody):
+    count: Annotated[StrictInt, Field(ge=1, le=MAX_FORKS)] = Field(2, description="So many children of one moment.")
+
+
+class PromoteBody(Wire):
+    tree_id: ShortText | None = Field(None, description="Default: the tree the sandbox is a child of.")
+    cleanup_siblings: StrictBool = Field(False, description="Delete the other children.")
+
+
+class SnapshotBody(Wire):
+    name: ShortText | None = Field(None, description="For people; need not be unique.")
+
+
 class MkdirBody(Wire):
     path: Path = Field(description="Absolute.")
     mode: Annotated[str, StringConstraints(strict=True, pattern=MODE)] | None = Field(None, description="Octal.")
@@ -174,7 +200,9 @@ class SandboxAnswer(BaseModel):
     template: str = Field(description="The name that was asked for.")
     template_resolved: str = Field(description="The template it really got.")
     template_id: str
-    status: Literal["creating", "running", "failed", "deleting", "deleted"]
+    status: Literal[
+        "creating", "running", "paused", "hibernating", "hibernated", "waking", "failed", "deleting", "deleted"
+    ]
     cpu: int
     cpus: int
     memory_mb: int
@@ -188,10 +216,68 @@ class SandboxAnswer(BaseModel):
     ttl_seconds: int
     persistent: bool
     boot_ms: int
-    boot_mode: Literal["warm", "launched", "snapshot"]
+    boot_mode: Literal["warm", "launched", "snapshot", "fork", "wake"]
     isolation: IsolationAnswer
     termination: TerminationAnswer | None = None
     generation: int
+    parent_id: str | None = Field(None, description="The sandbox it was forked from.")
+    fork_tree_id: str | None = Field(None, description="Children of one fork share it.")
+    from_snapshot: str | None = Field(None, description="The snapshot it continued from.")
+
+
+class ForkError(BaseModel):
+    index: int
+    err: str
+    code: str
+
+
+class ForkAnswer(SandboxAnswer):
+    tree_id: str
+    pause_ms: float = Field(description="How long the parent stood still.")
+    children: list[SandboxAnswer] = Field(description="All children; the first one is also the object around it.")
+    errors: list[ForkError] | None = None
+
+
+class ForkTreeAnswer(BaseModel):
+    tree_id: str
+    parent_id: str
+    at: str
+    pause_ms: float
+    children: list[SandboxAnswer]
+    errors: list[ForkError] | None = None
+
+
+class PromoteAnswer(BaseModel):
+    winner: str
+    tree_id: str
+    deleted: list[str]
+    failures: dict[str, str]
+
+
+class StatusAnswer(BaseModel):
+    status: str
+
+
+class SnapshotAnswer(BaseModel):
+    id: str
+    sandbox_id: str
+    name: str | None = None
+    workspace: str
+    template: str
+    template_resolved: str
+    template_id: str
+    cpus: int
+    memory_mb: int
+    disk_mb: int
+    memory: bool = Field(description="It holds memory and processes, not only the disk.")
+    metadata: dict[str, str]
+    size_bytes: int = Field(description="Of memory and device state; the disk is in layers that others share.")
+    parent_snapshot_id: str | None = None
+    created_at: str
+
+
+class SnapshotList(BaseModel):
+    snapshots: list[SnapshotAnswer]
 
 
 class LifecycleAnswer(BaseModel):

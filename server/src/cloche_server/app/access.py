@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 from cloche_server.app.supervisor import Entry, Supervisor, not_found
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import is_sandbox_id
-from cloche_server.core.lifecycle import LISTED, SERVING, Status, allowed
+from cloche_server.core.lifecycle import LISTED, SERVING, SLEEPING, Status, allowed
 from cloche_server.core.ports import MachineCondition
 from cloche_server.core.records import Sandbox
 from cloche_server.core.times import rfc3339
@@ -23,6 +23,9 @@ MAX_CALLS = 200
 
 class Access:
     """Looks sandboxes up for a workspace. What belongs to another workspace does not exist."""
+
+    #: Wakes a hibernated sandbox; set once, by what knows how.
+    waker: Callable[[Entry], Awaitable[None]] | None = None
 
     def __init__(self, supervisor: Supervisor, store: SandboxStore, clock: Clock) -> None:
         self._supervisor = supervisor
@@ -45,9 +48,16 @@ class Access:
         records = [e.record for e in self._supervisor.entries() if e.record.workspace == workspace]
         return sorted((r for r in records if r.status in LISTED), key=lambda r: (r.created_at, r.id))
 
+    async def awake(self, workspace: str, sandbox_id: str) -> Entry:
+        """The sandbox, after it has woken up if it was hibernated. Raises what a wake raises."""
+        entry = await self.find(workspace, sandbox_id)
+        if entry.record.status in SLEEPING and self.waker is not None:
+            await self.waker(entry)
+        return entry
+
     async def serving(self, workspace: str, sandbox_id: str) -> tuple[Entry, GuestClient]:
         """A sandbox whose guest takes calls. Raises `sandbox.failed`, `sandbox.invalid_state`, `host.disk_full`."""
-        entry = await self.find(workspace, sandbox_id)
+        entry = await self.awake(workspace, sandbox_id)
         record = entry.record
         if record.status is Status.FAILED or (entry.machine is not None and entry.machine.ended):
             why = record.termination.detail if record.termination else "the VMM process is gone"

@@ -21,6 +21,7 @@ from cloche_server.host import files
 from cloche_server.host.clock import Clock
 from cloche_server.storage.initramfs import build_initramfs
 from cloche_server.storage.kernel import fetch_kernel
+from cloche_server.storage.layers import Layers
 from cloche_server.storage.recipe import Recipe
 from cloche_server.storage.rootfs import build_rootfs
 from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
@@ -165,8 +166,8 @@ class Baker:
         """Restores the new template once and runs a program in it, before anybody else may."""
         progress("restoring it once as a proof")
         with files.staging(self._data / "run") as work:
-            work.rmdir()  # the engine makes it; an overlay finds its base from two levels below the data
-            machines = Machines(self._engine, work.parent, asyncio.Semaphore(1))
+            work.rmdir()  # the engine makes it
+            machines = Machines(self._engine, work.parent, asyncio.Semaphore(1), Layers(self._data))
             slot = await machines.launch(meta.template, work.name, BootMode.SNAPSHOT)
             try:
                 await machines.restore(slot)

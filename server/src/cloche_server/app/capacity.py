@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cloche_server.core.admission import Limits, Refusal, Usage, admit
@@ -72,6 +72,16 @@ class Capacity:
         promise = self._promises.get(key)
         if promise is not None:
             self._promises[key] = Promise(promise.resources, memory=False)
+
+    def try_memory(self, key: str) -> Refusal | None:
+        """The memory for a machine whose disk is promised already, or says why not."""
+        promise = self._promises[key]
+        if promise.memory:
+            return None
+        del self._promises[key]
+        refusal = admit(self.limits, self.usage(), promise.resources)
+        self._promises[key] = replace(promise, memory=refusal is None)
+        return refusal
 
     def release(self, key: str) -> None:
         self._promises.pop(key, None)

@@ -12,7 +12,7 @@ from typing import Any
 
 from cloche_server.app.bake import Baker
 from cloche_server.app.capacity import Capacity, refused
-from cloche_server.app.machines import Machines, Slot
+from cloche_server.app.machines import Machines, Slot, Source
 from cloche_server.app.pools import Pools
 from cloche_server.app.steps import Step, run_steps
 from cloche_server.app.supervisor import Entry, Supervisor
@@ -51,6 +51,11 @@ class CreateRequest:
     defaults: ExecDefaults = field(default_factory=ExecDefaults)
     minimum_boundary: str = "any"
     key: IdempotencyKey | None = None
+    #: Continue from this instead of the template, which `template` then only names.
+    source: Source | None = None
+    parent_id: str | None = None
+    fork_tree_id: str | None = None
+    snapshot_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -112,7 +117,7 @@ class Creator:
         try:
             self._check_boundary(request.minimum_boundary)
             resources_of = self._sizes(request)
-            meta = await self._template(request.template, resources_of)
+            meta = await self._template(request, resources_of)
             resources = self._with_disk(resources_of, request, meta)
             work, took = await self._make(request, meta, resources, began)
         except ClocheError as error:
@@ -131,7 +136,8 @@ class Creator:
         self, request: CreateRequest, meta: TemplateMeta, resources: Resources, began: float
     ) -> tuple[_Creation, dict[str, float]]:
         for tries_left in itertools.count(POOLED_TRIES, -1):
-            work = _Creation(request, meta, resources, began, use_pools=tries_left > 0)
+            use_pools = tries_left > 0 and request.source is None
+            work = _Creation(request, meta, resources, began, use_pools=use_pools)
             try:
                 return work, await run_steps("create", self._steps(work))
             except asyncio.CancelledError:
@@ -163,6 +169,9 @@ class Creator:
 
     def _sizes(self, request: CreateRequest) -> Resources:
         settings = self._settings
+        if request.source is not None:
+            shape = request.source.template.shape
+            return Resources(shape.cpus, shape.memory_mb, request.disk_mb or 0)
         cpus = settings.default_cpus if request.cpus is None else request.cpus
         memory = settings.default_memory_mb if request.memory_mb is None else request.memory_mb
         for field_name, value, most in (
@@ -175,14 +184,19 @@ class Creator:
         return Resources(cpus, memory, request.disk_mb or 0)
 
     def _with_disk(self, resources: Resources, request: CreateRequest, meta: TemplateMeta) -> Resources:
-        smallest = meta.template.disk_mb
+        smallest = meta.template.disk_mb if request.source is None else request.source.disk_mb
         disk = smallest if request.disk_mb is None else request.disk_mb
         if disk < smallest:
             raise invalid("disk_mb", f"disk_mb is {disk}, the template {meta.template.name} needs {smallest}")
         return Resources(resources.cpus, resources.memory_mb, disk)
 
-    async def _template(self, name: str, resources: Resources) -> TemplateMeta:
-        shape = resources.shape
+    async def _template(self, request: CreateRequest, resources: Resources) -> TemplateMeta:
+        if request.source is not None:
+            found = self._catalog.get(request.source.template.id)
+            if found is None:
+                raise ClocheError("template.corrupt", "the template below this memory is not there any more")
+            return found
+        name, shape = request.template, resources.shape
         family = self._catalog.resolve(name)
         if family is None:
             raise ClocheError(
@@ -201,6 +215,10 @@ class Creator:
         if not self._catalog.checked(meta):
             await asyncio.to_thread(self._catalog.check, meta)
         return meta
+
+    def check_room(self, resources: Resources) -> None:
+        """Raises `capacity.unavailable` when not even one more of this size fits."""
+        self._check_room(resources)
 
     def _check_room(self, resources: Resources) -> None:
         """Raises `capacity.unavailable` for what would not fit even if the pools gave way."""
@@ -273,6 +291,10 @@ class Creator:
             ttl_seconds=ttl,
             persistent=request.persistent,
             expires_at=expires_at(now, ttl, request.persistent),
+            layer_id=work.pending_id,
+            parent_id=request.parent_id,
+            fork_tree_id=request.fork_tree_id,
+            snapshot_id=request.snapshot_id,
         )
         try:
             work.entry = await self._supervisor.admit(record, request.key)
@@ -288,7 +310,9 @@ class Creator:
 
     async def _launch(self, work: _Creation) -> None:
         if work.slot is None:
-            work.slot = await self._machines.launch(work.meta.template, work.pending_id, BootMode.SNAPSHOT)
+            source = work.request.source
+            mode = source.mode if source is not None else BootMode.SNAPSHOT
+            work.slot = await self._machines.launch(work.meta.template, work.pending_id, mode, source)
 
     async def _discard(self, work: _Creation) -> None:
         if work.slot is not None:
@@ -309,7 +333,10 @@ class Creator:
     async def _renew(self, work: _Creation) -> None:
         assert work.slot is not None
         with _told_as_boot_failure():
-            await (self._machines.greet if work.slot.renewed else self._machines.renew)(work.slot)
+            if work.slot.renewed:
+                await self._machines.greet(work.slot)
+            else:
+                await self._machines.renew(work.slot, thaw=work.request.source is not None)
 
     async def _start(self, work: _Creation) -> None:
         assert work.slot is not None

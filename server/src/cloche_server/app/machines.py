@@ -6,18 +6,20 @@ A slot is a machine with its directory and the link to its agent. Its id becomes
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cloche_server.app.steps import to_the_end
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
-from cloche_server.core.ports import BakedTemplate, Engine, Machine
+from cloche_server.core.ports import BakedTemplate, Engine, Machine, SavedState
 from cloche_server.core.records import BootMode
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import ExecRequest, RenewRequest
 from cloche_server.host import files
 from cloche_server.host.clock import random_bytes
+from cloche_server.storage.layers import Layers
 from cloche_server.telemetry import log
 
 _log = log.get("machines")
@@ -25,6 +27,17 @@ _log = log.get("machines")
 ENTROPY_BYTES = 64
 #: Under emulation on a busy host the first answer of a restored guest can take long.
 FIRST_ANSWER_TIMEOUT = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What a machine continues from instead of its template: `layer` is the sealed layer its disk is laid over."""
+
+    template: BakedTemplate
+    layer: str
+    disk_mb: int
+    state: SavedState
+    mode: BootMode
 
 
 @dataclass(slots=True)
@@ -38,6 +51,7 @@ class Slot:
     guest: GuestClient
     mode: BootMode
     disk_mb: int
+    layer: str
     restored: bool = False
     #: Whether it has its own random numbers and names. It has run since, so they are nobody else's.
     renewed: bool = False
@@ -47,9 +61,10 @@ class Slot:
 class Machines:
     """Makes and unmakes slots on one engine below one directory."""
 
-    def __init__(self, engine: Engine, root: Path, gate: asyncio.Semaphore) -> None:
+    def __init__(self, engine: Engine, root: Path, gate: asyncio.Semaphore, layers: Layers) -> None:
         self.engine = engine
         self.root = root
+        self.layers = layers
         self._gate = gate
         #: Ids of machines that are gone and whose directory may still be there.
         self._rest: set[str] = set()
@@ -57,27 +72,46 @@ class Machines:
     def new_id(self) -> str:
         return id_from_random(random_bytes(16))
 
-    async def launch(self, template: BakedTemplate, machine_id: str, mode: BootMode) -> Slot:
-        """A process that waits for its restore. Leaves nothing when it raises."""
+    async def launch(
+        self, template: BakedTemplate, machine_id: str, mode: BootMode, source: Source | None = None
+    ) -> Slot:
+        """A process on a disk layer of its own that waits for its restore. Leaves nothing when it raises."""
         directory = self.root / machine_id
         try:
             async with self._gate:
-                machine = await self.engine.launch(machine_id, directory, template)
+                below = source.layer if source is not None else None
+                disk = await asyncio.to_thread(self.layers.create, machine_id, template, below)
+                state = source.state if source is not None else None
+                machine = await self.engine.launch(machine_id, directory, template, disk, state)
         except BaseException:
-            await to_the_end(self.remove_directory(machine_id))
+            await to_the_end(self._remove(machine_id, machine_id))
             raise
-        guest = GuestClient(str(machine.agent_socket))
-        return Slot(machine_id, template, directory, machine, guest, mode, template.disk_mb)
+        slot = self._slot(machine_id, template, machine, mode, machine_id)
+        if source is not None:
+            slot.disk_mb = source.disk_mb
+        return slot
 
-    async def restore(self, slot: Slot) -> None:
-        """Loads the snapshot, starts the vCPUs and waits for the agent's first word."""
+    async def relaunch(self, template: BakedTemplate, machine_id: str, layer: str, state: SavedState) -> Slot:
+        """A process for a sandbox that has a directory and a layer already. They stay when it raises."""
         async with self._gate:
-            await slot.machine.restore()
+            directory = self.root / machine_id
+            machine = await self.engine.launch(machine_id, directory, template, self.layers.path(layer), state)
+        return self._slot(machine_id, template, machine, BootMode.WAKE, layer)
+
+    def _slot(self, machine_id: str, template: BakedTemplate, machine: Machine, mode: BootMode, layer: str) -> Slot:
+        guest = GuestClient(str(machine.agent_socket))
+        return Slot(machine_id, template, self.root / machine_id, machine, guest, mode, template.disk_mb, layer)
+
+    async def restore(self, slot: Slot, before_run: Callable[[], None] | None = None) -> None:
+        """Loads the snapshot, calls `before_run` on a thread, starts the vCPUs and waits for the agent's first word."""
+        async with self._gate:
+            await slot.machine.restore(before_run)
             slot.restored = True
             await slot.guest.connect(timeout=FIRST_ANSWER_TIMEOUT)
 
-    async def renew(self, slot: Slot, *, warm: bool = False) -> None:
-        """Gives a restored machine its own clock, random numbers and names, before any user code."""
+    async def renew(self, slot: Slot, *, warm: bool = False, thaw: bool = False) -> None:
+        """Gives a restored machine its own clock, random numbers and names, before any user code. `thaw`: it was
+        captured with its commands frozen, and they go on afterwards."""
         await slot.guest.renew(
             RenewRequest(
                 entropy=random_bytes(ENTROPY_BYTES),
@@ -85,6 +119,7 @@ class Machines:
                 hostname=hostname(slot.id),
                 machine_id=random_bytes(16).hex(),
                 warm=warm,
+                thaw=thaw,
             ),
             timeout=FIRST_ANSWER_TIMEOUT,
         )
@@ -114,7 +149,18 @@ class Machines:
                 await slot.machine.kill()
             finally:
                 slot.machine.release()
-                await self.remove_directory(slot.id)
+                await self._remove(slot.id, slot.layer)
+
+    async def _remove(self, machine_id: str, layer: str) -> None:
+        try:
+            await self.remove_directory(machine_id)
+        finally:
+            await self.release_layer(layer)
+
+    async def release_layer(self, layer: str) -> None:
+        """Lets go of a disk layer; one that nobody holds any more is removed."""
+        if layer:
+            await asyncio.to_thread(self.layers.release, layer)
 
     async def remove_directory(self, machine_id: str) -> None:
         """What cannot be removed now is tried again by `remove_rest`."""

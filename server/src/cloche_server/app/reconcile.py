@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.machines import Machines
+from cloche_server.app.sleep import STATE
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import ON_RESTART, Status
@@ -21,6 +22,8 @@ from cloche_server.core.records import ProcessRef, Sandbox, Termination, Termina
 from cloche_server.guest.client import GuestClient
 from cloche_server.host import process
 from cloche_server.host.clock import Clock
+from cloche_server.storage.layers import SUFFIX
+from cloche_server.storage.snapshots import SnapshotCatalog
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.telemetry import log, metrics
 
@@ -44,9 +47,11 @@ class Reconciler:
         machines: Machines,
         capacity: Capacity,
         supervisor: Supervisor,
+        snapshots: SnapshotCatalog,
         clock: Clock,
     ) -> None:
         self._store = store
+        self._snapshots = snapshots
         self._machines = machines
         self._capacity = capacity
         self._supervisor = supervisor
@@ -64,10 +69,13 @@ class Reconciler:
             )
         adopted = failed = finished = 0
         for record in records.values():
+            if record.status in {Status.HIBERNATING, Status.WAKING}:
+                record = await self._half_asleep(record, found.get(record.id))
+                records[record.id] = record
             if record.status in ON_RESTART:
                 await self._finish(record, found.get(record.id))
                 finished += 1
-            elif record.status is Status.RUNNING:
+            elif record.status in {Status.RUNNING, Status.PAUSED}:
                 if await self._adopt(record, found.get(record.id)):
                     adopted += 1
                 else:
@@ -77,6 +85,7 @@ class Reconciler:
             else:
                 self._hold(record)
         orphans = await self._sweep(records, found)
+        orphans += await self._take_stock()
         report = Report(adopted, failed, finished, orphans)
         for outcome in ("adopted", "failed", "finished", "orphans"):
             metrics.restored.labels(outcome).inc(getattr(report, outcome))
@@ -96,8 +105,32 @@ class Reconciler:
         if machine is None:
             return False
         self._capacity.take_over(record.id, record.resources)
-        self._supervisor.resume_watch(record, machine, GuestClient(str(machine.agent_socket)))
+        entry = self._supervisor.resume_watch(record, machine, GuestClient(str(machine.agent_socket)))
+        if record.layer_id:
+            # It may have been captured and moved on to a fresh layer just before its server ended.
+            layer = (await machine.active_layer()).name.removesuffix(SUFFIX)
+            if layer != record.layer_id:
+                await self._supervisor.set_layer(entry, layer)
         return True
+
+    async def _half_asleep(self, record: Sandbox, ref: ProcessRef | None) -> Sandbox:
+        """A hibernation or a wake was interrupted. While the saved memory is there no machine has gone on from it;
+        without it the machine, if it lives, is the sandbox."""
+        if await asyncio.to_thread((self._machines.root / record.id / STATE).is_dir):
+            await self._end(ref)
+            asleep = replace(record, status=Status.HIBERNATED, process=None, version=record.version + 1)
+            await self._store.update(asleep)
+            return asleep
+        running = replace(record, status=Status.RUNNING, process=ref or record.process, version=record.version + 1)
+        await self._store.update(running)
+        return running
+
+    async def _take_stock(self) -> int:
+        """Who holds which disk layer; what nobody holds is removed."""
+        snapshots = await asyncio.to_thread(self._snapshots.read)
+        tops = [entry.record.layer_id for entry in self._supervisor.entries() if entry.record.layer_id]
+        tops += [snapshot.layer_id for snapshot in snapshots]
+        return await asyncio.to_thread(self._machines.layers.take_stock, tops)
 
     async def _mark_failed(self, record: Sandbox, same_boot: bool) -> None:
         reason = TerminationReason.VMM_DIED if same_boot else TerminationReason.HOST_RESTART
@@ -119,7 +152,8 @@ class Reconciler:
         self._capacity.take_over(record.id, record.resources)
         self._capacity.without_memory(record.id)
         entry = self._supervisor.resume_watch(record, None, None)
-        entry.ended.set()
+        if record.status is Status.FAILED:
+            entry.ended.set()
 
     async def _finish(self, record: Sandbox, ref: ProcessRef | None) -> None:
         """A create or a delete was interrupted: nothing of it may stay."""

@@ -10,8 +10,11 @@ from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
 from cloche_server.app.exec import Execs
 from cloche_server.app.files import Files
+from cloche_server.app.fork import Forks
 from cloche_server.app.idempotency import IdempotentCreates
 from cloche_server.app.lifecycle import LifecycleVerbs
+from cloche_server.app.sleep import SleepVerbs
+from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.templates import Templates
 from cloche_server.app.tokens import Tokens
 from cloche_server.core.records import Isolation
@@ -30,6 +33,9 @@ class Services:
     creator: Creator
     creates: IdempotentCreates
     lifecycle: LifecycleVerbs
+    sleep: SleepVerbs
+    forks: Forks
+    snapshots: Snapshots
     execs: Execs
     files: Files
     consoles: Consoles

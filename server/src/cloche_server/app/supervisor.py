@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.machines import Machines
@@ -25,6 +25,7 @@ from cloche_server.store.sandboxes import IdempotencyKey, SandboxStore
 from cloche_server.telemetry import log, metrics
 
 _log = log.get("supervisor")
+_T = TypeVar("_T")
 
 #: A wait is cut into pieces so that a jump of the wall clock is noticed (seconds).
 LONGEST_WAIT = 30.0
@@ -47,6 +48,7 @@ class Entry:
     last_activity: float = 0.0
     #: The state has moved on, and could not be recorded yet; `record.version` is still the stored one.
     unsaved: bool = False
+    layer_released: bool = False
     mailbox: asyncio.Queue[_Message] = field(default_factory=asyncio.Queue)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -58,6 +60,7 @@ class _Message:
     reason: TerminationReason | None = None
     exit: MachineExit | None = None
     change: Callable[[Sandbox], Sandbox] | None = None
+    work: Callable[[], Awaitable[None]] | None = None
 
 
 class Supervisor:
@@ -152,6 +155,19 @@ class Supervisor:
         entry.mailbox.put_nowait(message)
         return await asyncio.shield(message.done)
 
+    async def perform(self, entry: Entry, work: Callable[[], Awaitable[_T]]) -> _T:
+        """Has the task of a sandbox do `work`: nothing else changes the sandbox meanwhile. It goes on when its
+        caller is cancelled."""
+        results: list[_T] = []
+
+        async def run() -> None:
+            results.append(await work())
+
+        message = _Message(Event.BOOTED, asyncio.get_running_loop().create_future(), work=run)
+        entry.mailbox.put_nowait(message)
+        await asyncio.shield(message.done)
+        return results[0]
+
     # ---------------------------------------------------------------- the task of one sandbox
 
     async def _run(self, entry: Entry) -> None:
@@ -161,7 +177,9 @@ class Supervisor:
                 await self._save(entry)
                 continue
             try:
-                if message.change is not None:
+                if message.work is not None:
+                    await message.work()
+                elif message.change is not None:
                     await self._write(entry, message.change(entry.record))
                 else:
                     await self._handle(entry, message)
@@ -208,7 +226,7 @@ class Supervisor:
 
     async def _watch_exit(self, entry: Entry, machine: Machine) -> None:
         exit_ = await machine.wait_exit()
-        if entry.record.status not in {Status.DELETING, Status.DELETED}:
+        if entry.machine is machine and entry.record.status not in {Status.DELETING, Status.DELETED}:
             self._post_nowait(entry, Event.CRASHED, exit=exit_)
 
     async def _handle(self, entry: Entry, message: _Message) -> None:
@@ -218,14 +236,13 @@ class Supervisor:
         if message.event is Event.CRASHED:
             if step(record.status, Event.CRASHED) is None:
                 return
-            await self._fail(entry, message.exit or MachineExit())
+            await self._fail(entry, explain_exit(message.exit or MachineExit(), self._clock.now()))
         elif message.event in {Event.DELETE, Event.EXPIRED}:
             await self._delete(entry, message.event, message.reason or TerminationReason.DELETED)
         else:
             raise illegal(record, message.event)
 
-    async def _fail(self, entry: Entry, exit_: MachineExit) -> None:
-        termination = explain_exit(exit_, self._clock.now())
+    async def _fail(self, entry: Entry, termination: Termination) -> None:
         machine, guest = entry.machine, entry.guest
         entry.machine = entry.guest = None
         await self._move_first(entry, Event.CRASHED, termination=termination, ended_at=termination.at, process=None)
@@ -250,6 +267,9 @@ class Supervisor:
             await entry.machine.kill()
             entry.machine.release()
         await self._machines.remove_directory(entry.record.id)
+        if not entry.layer_released:
+            await self._machines.release_layer(entry.record.layer_id)
+            entry.layer_released = True
         entry.machine = entry.guest = None
         self._capacity.release(entry.record.id)
         await self._move(entry, Event.RELEASED, process=None)
@@ -262,6 +282,35 @@ class Supervisor:
             elif not message.done.done():
                 message.done.set_exception(not_found(entry.record.id))
                 message.done.exception()
+
+    # ---------------------------------------------------------------- for what `perform` does
+
+    async def move(self, entry: Entry, event: Event, **changes: Any) -> Sandbox:
+        """Takes the sandbox to its next state. Raises `sandbox.invalid_state`."""
+        await self._move(entry, event, **changes)
+        return entry.record
+
+    async def fail(self, entry: Entry, detail: str) -> None:
+        """The machine cannot go on: it is ended, and the sandbox has failed."""
+        if entry.machine is not None:
+            await entry.machine.kill()
+        if step(entry.record.status, Event.CRASHED) is not None:
+            now = self._clock.now()
+            await self._fail(entry, Termination(TerminationReason.VMM_DIED, now, detail=detail))
+
+    async def set_layer(self, entry: Entry, layer_id: str) -> None:
+        """Records the layer the machine writes to from now on, in memory even if it cannot be stored yet."""
+        record = replace(entry.record, layer_id=layer_id)
+        try:
+            await self._write(entry, record)
+        except ClocheError as error:
+            _log.error("layer.not_recorded", sandbox=record.id, error=error.message)
+            entry.record, entry.unsaved = record, True
+
+    def attach(self, entry: Entry, machine: Machine, guest: GuestClient) -> None:
+        """The sandbox has a machine again."""
+        entry.machine, entry.guest = machine, guest
+        self._own(self._watch_exit(entry, machine), f"exit of {entry.record.id}")
 
     # ---------------------------------------------------------------- the one place that moves
 

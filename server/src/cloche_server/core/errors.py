@@ -42,6 +42,13 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "sandbox.invalid_state": ErrorSpec("the sandbox is in a state that does not allow the call"),
     "sandbox.failed": ErrorSpec("the sandbox has failed", action="delete it and create another"),
     "sandbox.boot_failed": ErrorSpec("the sandbox could not be started; nothing is left of it"),
+    "sandbox.capture_failed": ErrorSpec("the sandbox could not be captured; it goes on as it was"),
+    "snapshot.not_found": ErrorSpec("there is no such snapshot"),
+    "snapshot.corrupt": ErrorSpec("a file of the snapshot is missing or damaged", action="delete it and take another"),
+    "snapshot.incompatible": ErrorSpec(
+        "the snapshot was taken under another CPU model, VMM or template than this host runs",
+        action="use it where it was taken, or take another",
+    ),
     "sandbox.unreachable": ErrorSpec("the agent in the sandbox does not answer"),
     "sandbox.busy": ErrorSpec(
         "too many calls run in the sandbox at once",

@@ -14,6 +14,10 @@ from typing import Final
 class Status(StrEnum):
     CREATING = "creating"
     RUNNING = "running"
+    PAUSED = "paused"  # vCPUs stopped, memory where it was
+    HIBERNATING = "hibernating"
+    HIBERNATED = "hibernated"  # memory and disk on disk, no VMM
+    WAKING = "waking"
     FAILED = "failed"
     DELETING = "deleting"
     DELETED = "deleted"
@@ -21,6 +25,14 @@ class Status(StrEnum):
 
 class Event(StrEnum):
     BOOTED = "booted"  # the agent has answered and is personalised
+    PAUSE = "pause"
+    RESUME = "resume"
+    HIBERNATE = "hibernate"
+    FORK = "fork"  # changes no state; named in refusals, as is the next
+    SNAPSHOT = "snapshot"
+    SAVED = "saved"  # memory is on disk, the VMM is gone
+    WAKE = "wake"
+    UNDONE = "undone"  # a half-way move came to nothing, and all is as before
     ABORTED = "aborted"  # a create did not come to its end
     CRASHED = "crashed"  # the VMM process is gone, and nobody here ended it
     EXPIRED = "expired"  # the TTL has passed
@@ -37,6 +49,34 @@ TRANSITIONS: Final[Mapping[Status, Mapping[Event, Status]]] = {
         Event.DELETE: Status.DELETING,
     },
     Status.RUNNING: {
+        Event.PAUSE: Status.PAUSED,
+        Event.HIBERNATE: Status.HIBERNATING,
+        Event.CRASHED: Status.FAILED,
+        Event.EXPIRED: Status.DELETING,
+        Event.DELETE: Status.DELETING,
+    },
+    Status.PAUSED: {
+        Event.RESUME: Status.RUNNING,
+        Event.HIBERNATE: Status.HIBERNATING,
+        Event.CRASHED: Status.FAILED,
+        Event.EXPIRED: Status.DELETING,
+        Event.DELETE: Status.DELETING,
+    },
+    Status.HIBERNATING: {
+        Event.SAVED: Status.HIBERNATED,
+        Event.UNDONE: Status.RUNNING,
+        Event.CRASHED: Status.FAILED,
+        Event.EXPIRED: Status.DELETING,
+        Event.DELETE: Status.DELETING,
+    },
+    Status.HIBERNATED: {
+        Event.WAKE: Status.WAKING,
+        Event.EXPIRED: Status.DELETING,
+        Event.DELETE: Status.DELETING,
+    },
+    Status.WAKING: {
+        Event.BOOTED: Status.RUNNING,
+        Event.UNDONE: Status.HIBERNATED,
         Event.CRASHED: Status.FAILED,
         Event.EXPIRED: Status.DELETING,
         Event.DELETE: Status.DELETING,
@@ -55,11 +95,14 @@ TRANSITIONS: Final[Mapping[Status, Mapping[Event, Status]]] = {
 #: Seconds a sandbox may stay in a half-way state, and what happens to it then.
 DEADLINES: Final[Mapping[Status, tuple[float, Event]]] = {
     Status.CREATING: (120.0, Event.ABORTED),
+    Status.HIBERNATING: (120.0, Event.UNDONE),
+    Status.WAKING: (120.0, Event.UNDONE),
     Status.DELETING: (30.0, Event.DELETE),
 }
 
-#: What a starting server does with a record it finds in this state. RUNNING is adopted when its
-#: process is alive, and CRASHED when it is not.
+#: What a starting server does with a record it finds in this state. RUNNING and PAUSED are adopted when their process
+#: is alive, and CRASHED when it is not. HIBERNATING and WAKING are what their files and process say: saved memory is
+#: there until a machine continues from it, so with it the sandbox is hibernated, and without it it runs or has crashed.
 ON_RESTART: Final[Mapping[Status, Event]] = {
     Status.CREATING: Event.ABORTED,
     Status.DELETING: Event.DELETE,
@@ -67,8 +110,10 @@ ON_RESTART: Final[Mapping[Status, Event]] = {
 
 #: States in which guest calls (exec, files) are served.
 SERVING: Final = frozenset({Status.RUNNING})
+#: States in which a guest call waits for the sandbox to wake up.
+SLEEPING: Final = frozenset({Status.HIBERNATING, Status.HIBERNATED, Status.WAKING})
 #: States that hold resources of the host and count against its capacity.
-HOLDING: Final = frozenset({Status.CREATING, Status.RUNNING, Status.FAILED, Status.DELETING})
+HOLDING: Final = frozenset(Status) - {Status.DELETED}
 #: States that a list shows.
 LISTED: Final = HOLDING - {Status.DELETING}
 

@@ -37,6 +37,40 @@ class BootFiles:
     root_image: Path
 
 
+class Pages(Protocol):
+    """Pages of a guest's memory that differ from the file its template has mapped."""
+
+    @property
+    def runs(self) -> tuple[tuple[int, int], ...]:
+        """First page and number of pages, ascending."""
+
+    @property
+    def data(self) -> memoryview:
+        """Their bytes, one after the other."""
+
+    @property
+    def count(self) -> int: ...
+    def save(self, path: Path) -> str: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class SavedState:
+    """What a machine continues from instead of its template: its device state, and the pages that had changed."""
+
+    device_state: Path
+    pages: Pages
+
+
+@dataclass(frozen=True, slots=True)
+class Captured:
+    """A machine at one moment. `pause_ms`: how long its vCPUs stood still; `pages` None: memory was not wanted."""
+
+    device_state: bytes
+    pages: Pages | None
+    pause_ms: float
+
+
 class MachineCondition(StrEnum):
     OK = "ok"
     DISK_FULL = "disk_full"  # stopped: the disk of the host is full; goes on when there is room
@@ -64,10 +98,26 @@ class Machine(Protocol):
     def condition(self) -> MachineCondition: ...
     @property
     def ended(self) -> bool: ...
-    async def restore(self) -> None:
-        """Loads the device state of its template and starts the vCPUs."""
+    async def restore(self, before_run: Callable[[], None] | None = None) -> None:
+        """Loads what it was launched for, calls `before_run` on a thread, and starts the vCPUs."""
 
     async def grow_disk(self, disk_mb: int) -> None: ...
+    async def pause(self) -> None:
+        """Stops the vCPUs; memory stays where it is. Idempotent."""
+
+    async def resume(self) -> None:
+        """Starts the vCPUs again. Idempotent."""
+
+    async def capture(
+        self, *, memory: bool, new_layer: Path | None, recorded: Callable[[], Awaitable[None]] | None, goes_on: bool
+    ) -> Captured:
+        """Stands the machine still, takes its state, and with `new_layer` (an overlay that exists, over the active
+        layer) seals the disk layer it has written to so far; then awaits `recorded`, and with `goes_on` continues.
+        Raises `sandbox.capture_failed`; the machine then goes on as it was."""
+
+    async def active_layer(self) -> Path:
+        """The file its disk writes to now."""
+
     async def wait_exit(self) -> MachineExit: ...
     async def kill(self) -> None:
         """Ends the process at once and waits until it is gone."""
@@ -88,8 +138,11 @@ class Engine(Protocol):
     def fingerprint(self) -> str:
         """Two templates may share machines only when this is equal: VMM version, acceleration, CPU model."""
 
-    async def launch(self, machine_id: str, directory: Path, template: BakedTemplate) -> Machine:
-        """Starts a process that waits for `Machine.restore`. Raises `sandbox.boot_failed`, `template.corrupt`."""
+    async def launch(
+        self, machine_id: str, directory: Path, template: BakedTemplate, disk: Path, state: SavedState | None = None
+    ) -> Machine:
+        """Starts a process on the layer `disk` that waits for `Machine.restore`, of its template or of `state`.
+        Raises `sandbox.boot_failed`, `template.corrupt`."""
 
     async def adopt(self, machine_id: str, directory: Path, ref: ProcessRef) -> Machine | None:
         """Takes a running process over again; None when it is gone."""

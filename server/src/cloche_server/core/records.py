@@ -40,6 +40,8 @@ class BootMode(StrEnum):
     WARM = "warm"  # taken from the pool of restored and warmed machines
     LAUNCHED = "launched"  # taken from the pool of launched processes, restored now
     SNAPSHOT = "snapshot"  # process started and snapshot restored now
+    FORK = "fork"  # continues from the memory of a running sandbox
+    WAKE = "wake"  # continues from its own memory, which was on disk
 
 
 class TerminationReason(StrEnum):
@@ -118,6 +120,11 @@ class Sandbox:
     ended_at: float | None = None
     generation: int = 1
     version: int = 1
+    #: The disk layer it writes to; empty for a sandbox of a server that knew no layers.
+    layer_id: str = ""
+    parent_id: str | None = None
+    fork_tree_id: str | None = None
+    snapshot_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

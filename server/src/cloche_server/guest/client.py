@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import re
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from typing import Any, Final
 
 from ..core.errors import ClocheError
@@ -81,6 +81,8 @@ class GuestClient(FileCalls):
             body["grow_disk"] = True
         if request.warm:
             body["warm"] = True
+        if request.thaw:
+            body["thaw"] = True
         if request.time_now:
             await self._caller.connect(min(timeout, self._caller.connect_timeout))
             body["time_ns"] = time.time_ns()
@@ -92,6 +94,27 @@ class GuestClient(FileCalls):
     async def quiesce(self, *, timeout: float = 120.0) -> None:
         """Write everything in the guest's caches to its disk; the default allows for a slow one."""
         await self._caller.call("POST", "/v1/quiesce", _MACHINE, timeout=timeout)
+
+    async def freeze(
+        self, disk: bool = False, timeout_ms: int = 10_000, *, timeout: float = CALL_SECONDS
+    ) -> Mapping[str, float]:
+        """Make all commands stand still, and with `disk` the file system, so that the machine can be copied.
+
+        The agent thaws by itself when the guest has run for `timeout_ms`. Until the thaw a lost link
+        cancels no command, and none is started: calls that would start one wait. Answers the
+        milliseconds of each step. Raises `guest.exhausted` when it is not possible in time; then, and
+        after any other error answer, the machine is as before.
+        """
+        body = {"disk": disk, "timeout_ms": timeout_ms}
+        return decode.steps(await self._caller.call("POST", "/v1/freeze", _MACHINE, json_body=body, timeout=timeout))
+
+    async def thaw(self, keep: bool, *, timeout: float = CALL_SECONDS) -> None:
+        """Undo `freeze`; fine when there is nothing to undo.
+
+        `keep`: attached commands whose link was lost meanwhile go on, without a reader, and `execs` and
+        `exec_kill` know them; otherwise they are killed.
+        """
+        await self._caller.call("POST", "/v1/thaw", _MACHINE, json_body={"keep": keep}, timeout=timeout)
 
     async def shutdown(self, grace_ms: int = 5000, *, timeout: float = CALL_SECONDS) -> None:
         """Ask the machine to power off; returns when the agent has agreed, not when it is off."""

@@ -40,14 +40,16 @@ def agent_info(body: object) -> AgentInfo:
     )
 
 
-def renew_result(body: object) -> RenewResult:
-    f = Fields(body)
-    raw = f.raw("steps")
+def steps(body: object) -> dict[str, float]:
+    raw = Fields(body).raw("steps")
     if not isinstance(raw, dict) or len(raw) > _STEPS_MAX:
         raise protocol_error("the field 'steps' is not an object in its bounds")
     times = Fields(raw)
-    steps = {name[:32]: times.number(name) for name in raw if name.isascii() and name.isidentifier()}
-    return RenewResult(steps=steps, disk_mb=f.opt_integer("disk_mb"))
+    return {name[:32]: times.number(name) for name in raw if name.isascii() and name.isidentifier()}
+
+
+def renew_result(body: object) -> RenewResult:
+    return RenewResult(steps=steps(body), disk_mb=Fields(body).opt_integer("disk_mb"))
 
 
 def usage(body: object) -> Usage:

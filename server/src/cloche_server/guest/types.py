@@ -41,7 +41,8 @@ class RenewRequest:
     """What a machine gets after a restore. None or false: leave as it is.
 
     `entropy`: 32 to 512 bytes. `time_ns`: Unix time; `time_now` instead takes the host's clock at the
-    moment the request goes out, when a reconnect may have taken a while.
+    moment the request goes out, when a reconnect may have taken a while. `thaw`: as the last step, as
+    `GuestClient.thaw` with `keep`.
     """
 
     entropy: bytes | None = None
@@ -51,6 +52,7 @@ class RenewRequest:
     machine_id: str | None = None
     grow_disk: bool = False
     warm: bool = False
+    thaw: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,10 @@ def to_row(sandbox: Sandbox) -> dict[str, Any]:
         "ended_at": sandbox.ended_at,
         "generation": sandbox.generation,
         "version": sandbox.version,
+        "layer_id": sandbox.layer_id,
+        "parent_id": sandbox.parent_id,
+        "fork_tree_id": sandbox.fork_tree_id,
+        "snapshot_id": sandbox.snapshot_id,
     }
 
 
@@ -79,6 +83,10 @@ def from_row(row: Row) -> Sandbox:
         ended_at=row["ended_at"],
         generation=row["generation"],
         version=row["version"],
+        layer_id=row["layer_id"],
+        parent_id=row["parent_id"],
+        fork_tree_id=row["fork_tree_id"],
+        snapshot_id=row["snapshot_id"],
     )
 
 

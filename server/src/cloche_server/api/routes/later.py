@@ -14,14 +14,6 @@ from cloche_server.core.errors import ClocheError
 router = APIRouter(tags=["not in this release"])
 
 SANDBOX_VERBS = (
-    "fork",
-    "fork-tree",
-    "promote",
-    "snapshots",
-    "pause",
-    "resume",
-    "hibernate",
-    "wake",
     "stop",
     "start",
 )
@@ -29,9 +21,6 @@ OTHERS = (
     ("POST", "/templates/build"),
     ("GET", "/templates/builds"),
     ("GET", "/templates/builds/{build_id}"),
-    ("GET", "/snapshots"),
-    ("GET", "/snapshots/{snapshot_id}"),
-    ("DELETE", "/snapshots/{snapshot_id}"),
 )
 
 

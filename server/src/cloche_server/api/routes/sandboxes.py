@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Header, Query, Request
@@ -25,9 +26,10 @@ from cloche_server.api.wire import (
     UsageAnswer,
 )
 from cloche_server.app.create import CreateRequest
+from cloche_server.app.services import Services
 from cloche_server.core.command import check_env
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.records import ExecDefaults
+from cloche_server.core.records import ExecDefaults, Sandbox
 from cloche_server.settings import Settings
 
 router = APIRouter(tags=["sandboxes"])
@@ -49,7 +51,7 @@ _METADATA_QUERY = {
 }
 
 
-def _check_ttl(ttl: int | None, settings: Settings) -> None:
+def check_ttl(ttl: int | None, settings: Settings) -> None:
     most = settings.max_ttl_seconds
     if ttl is not None and most and (ttl == 0 or ttl > most):
         # Existing clients look for these words and try again without a TTL.
@@ -61,9 +63,9 @@ def _check_ttl(ttl: int | None, settings: Settings) -> None:
 
 
 def _create_request(body: CreateBody, workspace: str, settings: Settings) -> CreateRequest:
-    if body.from_snapshot is not None or body.volumes:
-        raise ClocheError("not_implemented", "from_snapshot and volumes are not available in this release")
-    _check_ttl(body.ttl_seconds, settings)
+    if body.volumes:
+        raise ClocheError("not_implemented", "volumes are not available in this release")
+    check_ttl(body.ttl_seconds, settings)
     check_env(body.env)
     if body.cwd is not None and not body.cwd.startswith("/"):
         raise ClocheError("request.invalid", "cwd must be absolute", details={"field": "cwd"})
@@ -88,6 +90,29 @@ def _create_request(body: CreateBody, workspace: str, settings: Settings) -> Cre
     )
 
 
+async def _continue(
+    services: Services, snapshot_id: str, wanted: CreateRequest, key: str | None, raw: bytes, given: set[str]
+) -> Sandbox:
+    """A create from a snapshot: clients send their default template with it, which does not count; sizes do."""
+    async with services.snapshots.source(wanted.workspace, snapshot_id) as (snapshot, source):
+        sizes = {"cpus": snapshot.shape.cpus, "memory_mb": snapshot.shape.memory_mb}
+        for name, has in sizes.items():
+            if name in given and getattr(wanted, name) not in {None, has}:
+                raise ClocheError(
+                    "request.invalid",
+                    f"the snapshot {snapshot.id} has {name} {has}; its memory cannot be continued with another size",
+                    details={"field": name, "snapshot": has},
+                )
+        before = snapshot.defaults
+        defaults = ExecDefaults(
+            {**before.env, **wanted.defaults.env},
+            wanted.defaults.cwd or before.cwd,
+            wanted.defaults.user or before.user,
+        )
+        request = replace(wanted, template=snapshot.template, source=source, snapshot_id=snapshot.id, defaults=defaults)
+        return await services.creates.create(request, key, raw)
+
+
 @router.post(
     "/sandboxes",
     status_code=201,
@@ -109,7 +134,12 @@ async def create(
     raw = await read_body(request, 1024 * 1024)
     body = parse_model(raw, CreateBody)
     wanted = _create_request(body, workspace, services.settings)
-    record = await while_connected(request, services.creates.create(wanted, idempotency_key, raw))
+    if body.from_snapshot is None:
+        record = await while_connected(request, services.creates.create(wanted, idempotency_key, raw))
+    else:
+        record = await while_connected(
+            request, _continue(services, body.from_snapshot, wanted, idempotency_key, raw, body.model_fields_set)
+        )
     return json_response(present.sandbox(record), 201, {"Location": f"/v1/sandboxes/{record.id}"})
 
 
@@ -126,7 +156,8 @@ async def list_sandboxes(
     services: ServicesDep,
     workspace: Workspace,
     status: Annotated[
-        Literal["creating", "running", "failed"] | None, Query(description="Only sandboxes in this state.")
+        Literal["creating", "running", "paused", "hibernating", "hibernated", "waking", "failed"] | None,
+        Query(description="Only sandboxes in this state."),
     ] = None,
     limit: Annotated[int | None, Query(ge=1, le=10000)] = None,
     after: Annotated[str | None, Query(description="Only what follows this id.")] = None,
@@ -166,7 +197,7 @@ async def get(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace
 )
 async def patch(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
     body = await read_model(request, SandboxPatch)
-    _check_ttl(body.ttl_seconds, services.settings)
+    check_ttl(body.ttl_seconds, services.settings)
     record = (await services.access.find(workspace, sandbox_id)).record
     if body.metadata:
         record = await services.lifecycle.set_metadata(workspace, sandbox_id, body.metadata)
@@ -199,7 +230,7 @@ async def set_lifecycle(
     sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace
 ) -> Response:
     body = await read_model(request, LifecycleBody)
-    _check_ttl(body.ttl_seconds, services.settings)
+    check_ttl(body.ttl_seconds, services.settings)
     entry, record = await services.lifecycle.set_ttl(workspace, sandbox_id, body.ttl_seconds, body.persistent)
     return json_response(present.lifecycle(record, services.access.idle_seconds(entry)))
 

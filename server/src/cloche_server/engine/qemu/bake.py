@@ -54,7 +54,7 @@ async def bake(
         await _prepare(machine, prepare)
         progress("saving the machine")
         await machine.command("stop")
-        await machine.save_device_state(directory / "dev")
+        await machine.save_device_state(directory / "dev", last=True)
         await machine.command("quit")
         await machine.wait_exit()
     except (QmpError, QmpLost) as error:

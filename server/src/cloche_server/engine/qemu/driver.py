@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import socket
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
@@ -12,14 +13,14 @@ from pathlib import Path
 from typing import Final
 
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.ports import BakedTemplate, BootFiles
+from cloche_server.core.ports import BakedTemplate, BootFiles, Pages, SavedState
 from cloche_server.core.records import Isolation, ProcessRef, Shape
 from cloche_server.engine.qemu.argv import CPU_MODEL, ColdBoot, VmPlan, build_argv, machine_digest
 from cloche_server.engine.qemu.machine import QemuMachine
 from cloche_server.engine.qemu.probe import QemuFacts
 from cloche_server.engine.qemu.qmp import QmpLost
-from cloche_server.host import files, process
 from cloche_server.host import machine as host_machine
+from cloche_server.host import process
 from cloche_server.host.watch import ProcessWatch
 
 NAME_PREFIX: Final = "cloche-"
@@ -48,25 +49,18 @@ class QemuEngine:
         cpu = CPU_MODEL[config.accel] if config.accel == "tcg" else f"host:{host_machine.cpu_model()}"
         return f"qemu {config.facts.version_text} {config.accel} {cpu} {machine_digest(config.accel)}"
 
-    async def launch(self, machine_id: str, directory: Path, template: BakedTemplate) -> QemuMachine:
-        def start() -> ProcessRef:
-            directory.mkdir(mode=0o700)
-            files.copy_sparse(template.directory / "overlay.qcow2", directory / "overlay.qcow2")
-            return self._spawn(
-                directory,
-                machine_id,
-                template.shape,
-                memory=template.directory / "mem",
-                disk=Path("overlay.qcow2"),
-                boot=None,
-            )
+    async def launch(
+        self, machine_id: str, directory: Path, template: BakedTemplate, disk: Path, state: SavedState | None = None
+    ) -> QemuMachine:
+        memory = template.directory / "mem"
 
-        try:
-            return await self._started(machine_id, directory, start, template.directory / "dev")
-        except FileNotFoundError as error:
-            raise ClocheError(
-                "template.corrupt", f"a file of the template {template.id} is missing; bake it again"
-            ) from error
+        def start() -> ProcessRef:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            return self._spawn(directory, machine_id, template.shape, memory=memory, disk=disk, boot=None)
+
+        if state is None:
+            return await self._started(machine_id, directory, start, memory, template.directory / "dev")
+        return await self._started(machine_id, directory, start, memory, state.device_state, state.pages)
 
     async def start_cold(
         self, machine_id: str, directory: Path, files_: BootFiles, shape: Shape, memory: Path, disk: Path
@@ -77,11 +71,18 @@ class QemuEngine:
             machine_id,
             directory,
             lambda: self._spawn(directory, machine_id, shape, memory=memory, disk=disk, boot=boot),
+            memory,
             None,
         )
 
     async def _started(
-        self, machine_id: str, directory: Path, start: Callable[[], ProcessRef], device_state: Path | None
+        self,
+        machine_id: str,
+        directory: Path,
+        start: Callable[[], ProcessRef],
+        memory: Path,
+        device_state: Path | None,
+        pages: Pages | None = None,
     ) -> QemuMachine:
         """Runs `start` on a thread and connects. Whatever interrupts it, no process is left behind."""
         starting = asyncio.get_running_loop().run_in_executor(None, start)
@@ -109,7 +110,7 @@ class QemuEngine:
         if watch is None:
             process.end_child(ref.pid)
             raise ClocheError("sandbox.boot_failed", "QEMU ended at once", details={"qemu": _log_tail(directory)})
-        machine = QemuMachine(machine_id, directory, watch, device_state)
+        machine = QemuMachine(machine_id, directory, watch, memory, device_state, pages)
         try:
             await machine.connect(timeout=30)
         except BaseException as error:
@@ -162,7 +163,7 @@ class QemuEngine:
         watch = ProcessWatch.open(ref)
         if watch is None:
             return None
-        machine = QemuMachine(machine_id, directory, watch, None)
+        machine = QemuMachine(machine_id, directory, watch, _memory_file(ref.pid), None)
         try:
             await machine.connect()
             await machine.look()
@@ -206,6 +207,19 @@ class QemuEngine:
         await bake(self, template_id, files, shape, directory, work, prepare, progress)
 
 
+def _memory_file(pid: int) -> Path:
+    """The file a running machine has mapped as its memory, from its command line."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return Path()
+    for word in words:
+        if word.startswith(b"memory-backend-file,"):
+            options = dict(part.partition(b"=")[::2] for part in word.split(b","))
+            return Path(os.fsdecode(options.get(b"mem-path", b"")))
+    return Path()
+
+
 def _guest_name(argv: list[bytes]) -> str | None:
     for flag, value in itertools.pairwise(argv):
         if flag == b"-name" and value.startswith(b"guest=" + NAME_PREFIX.encode()):
@@ -218,6 +232,7 @@ def _listener(path: Path) -> Iterator[socket.socket]:
     """A bound, listening Unix socket that QEMU inherits; our copy is closed at the end."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
+        path.unlink(missing_ok=True)  # of an earlier process of the same sandbox
         listener.bind(str(path))
         path.chmod(0o600)
         listener.listen(4)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Final
 
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.ports import MachineCondition, MachineExit
+from cloche_server.core.ports import Captured, MachineCondition, MachineExit, Pages
 from cloche_server.core.records import ProcessRef
+from cloche_server.engine.qemu.capture import capture
 from cloche_server.engine.qemu.qmp import QmpClient, QmpError, QmpLost
 from cloche_server.engine.qemu.qmp_codec import QmpEvent
+from cloche_server.host.pages import find_region, write_in
 from cloche_server.host.watch import ProcessWatch
 from cloche_server.telemetry import log
 
@@ -30,11 +33,22 @@ CONSOLE_KEEP: Final = 64 * 1024
 class QemuMachine:
     """A running QEMU. Made by the driver, which also finds it again after a restart."""
 
-    def __init__(self, machine_id: str, directory: Path, watch: ProcessWatch, device_state: Path | None) -> None:
+    def __init__(
+        self,
+        machine_id: str,
+        directory: Path,
+        watch: ProcessWatch,
+        memory: Path,
+        device_state: Path | None,
+        pages: Pages | None = None,
+    ) -> None:
+        """`memory`: the file it has mapped. `device_state` and `pages`: what `restore` loads."""
         self._id = machine_id
         self._directory = directory
         self._watch = watch
+        self._memory = memory
         self._device_state = device_state
+        self._pages = pages
         self._qmp: QmpClient | None = None
         self._condition = MachineCondition.OK
         self._guest_shutdown = False
@@ -98,9 +112,12 @@ class QemuMachine:
         except TimeoutError:
             raise QmpLost(f"QEMU did not answer {name} within {timeout:g} s") from None
 
-    async def restore(self) -> None:
+    async def restore(self, before_run: Callable[[], None] | None = None) -> None:
         assert self._device_state is not None, "only a launched machine is restored"
         try:
+            if self._pages is not None:
+                await asyncio.to_thread(self._put_pages, self._pages)
+                self._pages = None
             await self.command("migrate-set-capabilities", _capabilities("x-ignore-shared", "events"))
             await self.command("migrate-incoming", {"uri": f"file:{self._device_state}"})
             await self._wait_migrated()
@@ -111,8 +128,10 @@ class QemuMachine:
                     "the machine could not be restored from its template; bake the template again",
                     details={"qemu": str(status.get("error-desc", status.get("status")))},
                 )
+            if before_run is not None:
+                await asyncio.to_thread(before_run)
             await self.command("cont")
-        except (QmpError, QmpLost, TimeoutError) as error:
+        except (QmpError, QmpLost, TimeoutError, OSError) as error:
             raise ClocheError(
                 "sandbox.boot_failed",
                 "the machine ended while it was restored from its template",
@@ -130,9 +149,45 @@ class QemuMachine:
             migrated.cancel()
             ended.cancel()
 
-    async def save_device_state(self, path: Path) -> None:
-        """Writes the device state of a stopped machine, memory not included."""
-        await self.command("xen-save-devices-state", {"filename": str(path), "live": True})
+    def _put_pages(self, pages: Pages) -> None:
+        write_in(find_region(self.ref.pid, self._memory), pages)
+
+    @property
+    def memory(self) -> Path:
+        """The file that is mapped as its memory."""
+        return self._memory
+
+    async def save_device_state(self, path: Path, *, last: bool) -> None:
+        """Writes the device state of a stopped machine, memory not included. `last`: it will not go on, and lets
+        go of its disk."""
+        await self.command("xen-save-devices-state", {"filename": str(path), "live": last})
+
+    async def pause(self) -> None:
+        await self._steer("stop")
+
+    async def resume(self) -> None:
+        await self._steer("cont")
+
+    async def _steer(self, command: str) -> None:
+        try:
+            await self.command(command)
+        except (QmpError, QmpLost) as error:
+            raise ClocheError("sandbox.unreachable", f"the machine did not {command}") from error
+
+    async def capture(
+        self, *, memory: bool, new_layer: Path | None, recorded: Callable[[], Awaitable[None]] | None, goes_on: bool
+    ) -> Captured:
+        return await capture(self, memory=memory, new_layer=new_layer, recorded=recorded, goes_on=goes_on)
+
+    async def active_layer(self) -> Path:
+        try:
+            devices = await self.command("query-block")
+        except QmpError as error:
+            raise QmpLost(str(error)) from error
+        for device in devices:
+            if device.get("device") == "d0":
+                return Path(str(device["inserted"]["file"]))
+        raise QmpLost("the machine has no disk")
 
     async def grow_disk(self, disk_mb: int) -> None:
         try:

@@ -1,0 +1,173 @@
+"""Forks, snapshots, pause and hibernation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
+from starlette.responses import Response
+
+from cloche_server.api import present
+from cloche_server.api.context import SandboxId, ServicesDep, Workspace
+from cloche_server.api.docs import answers, json_body
+from cloche_server.api.respond import json_response, read_model, while_connected
+from cloche_server.api.routes.sandboxes import check_ttl
+from cloche_server.api.wire import (
+    ForkAnswer,
+    ForkBody,
+    ForkTreeAnswer,
+    ForkTreeBody,
+    PromoteAnswer,
+    PromoteBody,
+    SnapshotAnswer,
+    SnapshotBody,
+    SnapshotList,
+    StatusAnswer,
+)
+from cloche_server.app.fork import ForkRequest
+from cloche_server.core.command import check_env
+
+router = APIRouter(tags=["forks and snapshots"])
+
+SnapshotId = Annotated[str, Path(description="Id of a snapshot.")]
+_MADE = answers(400, 404, 409, 413, 500, 502, 503, 507)
+_MOVED = answers(404, 409, 500, 502)
+
+
+def _fork_request(body: ForkBody, services: ServicesDep) -> ForkRequest:
+    check_ttl(body.ttl_seconds, services.settings)
+    check_env(body.env)
+    return ForkRequest(body.count, body.ttl_seconds, body.persistent, body.metadata, body.env)
+
+
+@router.post(
+    "/sandboxes/{sandbox_id}/fork",
+    status_code=201,
+    response_model=ForkAnswer,
+    responses=_MADE,
+    openapi_extra=json_body(ForkBody),
+    summary="Fork a running sandbox, memory and processes included",
+)
+async def fork(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+    """The parent stands still for a moment and goes on. Answers when the children run commands, with the first one as
+    the object itself. 503 and 507: nothing was made."""
+    body = await read_model(request, ForkBody)
+    wanted = _fork_request(body, services)
+    made = await while_connected(request, services.forks.fork(workspace, sandbox_id, wanted))
+    tree = present.fork_tree(sandbox_id, made, services.clock.now())
+    return json_response({**tree["children"][0], **{k: v for k, v in tree.items() if k != "at"}}, 201)
+
+
+@router.post(
+    "/sandboxes/{sandbox_id}/fork-tree",
+    status_code=201,
+    response_model=ForkTreeAnswer,
+    responses=_MADE,
+    openapi_extra=json_body(ForkTreeBody),
+    name="fork_tree",
+    summary="Fork a running sandbox into several children of one moment",
+)
+async def fork_tree(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+    body = await read_model(request, ForkTreeBody)
+    wanted = _fork_request(body, services)
+    made = await while_connected(request, services.forks.fork(workspace, sandbox_id, wanted))
+    return json_response(present.fork_tree(sandbox_id, made, services.clock.now()), 201)
+
+
+@router.post(
+    "/sandboxes/{sandbox_id}/promote",
+    response_model=PromoteAnswer,
+    responses=answers(400, 404, 413, 500),
+    openapi_extra=json_body(PromoteBody),
+    summary="Keep one child of a fork",
+)
+async def promote(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+    """May be repeated. Siblings that could not be deleted are in `failures`."""
+    body = await read_model(request, PromoteBody)
+    done = await services.forks.promote(workspace, sandbox_id, body.tree_id, body.cleanup_siblings)
+    return json_response(
+        {
+            "winner": sandbox_id,
+            "tree_id": done.tree_id,
+            "deleted": list(done.deleted),
+            "failures": dict(done.failures),
+        }
+    )
+
+
+@router.post("/sandboxes/{sandbox_id}/pause", status_code=204, responses=_MOVED, summary="Stop the vCPUs")
+async def pause(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
+    """Memory stays where it is. Time does not pass for what runs in it. A paused sandbox is left as it is."""
+    await services.sleep.pause(workspace, sandbox_id)
+    return Response(status_code=204)
+
+
+@router.post("/sandboxes/{sandbox_id}/resume", status_code=204, responses=_MOVED, summary="Start the vCPUs again")
+async def resume(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
+    """The TTL is counted anew, as it was set. A running sandbox is left as it is."""
+    await services.sleep.resume(workspace, sandbox_id)
+    return Response(status_code=204)
+
+
+@router.post(
+    "/sandboxes/{sandbox_id}/hibernate",
+    response_model=StatusAnswer,
+    responses=answers(404, 409, 500, 502, 507),
+    summary="Save memory on disk and end the VMM",
+)
+async def hibernate(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
+    """Any command or file call wakes it; reading the object does not."""
+    record = await services.sleep.hibernate(workspace, sandbox_id)
+    return json_response({"status": record.status.value})
+
+
+@router.post(
+    "/sandboxes/{sandbox_id}/wake",
+    response_model=StatusAnswer,
+    responses=answers(404, 409, 500, 502, 503, 507),
+    summary="Go on from saved memory",
+)
+async def wake(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
+    """A running sandbox is left as it is. The TTL is counted anew, as it was set."""
+    record = await services.sleep.wake(workspace, sandbox_id)
+    return json_response({"status": record.status.value})
+
+
+@router.post(
+    "/sandboxes/{sandbox_id}/snapshots",
+    status_code=201,
+    response_model=SnapshotAnswer,
+    responses=answers(400, 404, 409, 413, 500, 502, 507),
+    openapi_extra=json_body(SnapshotBody),
+    name="take_snapshot",
+    summary="Take a durable snapshot, memory included",
+)
+async def take(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+    """The sandbox stands still for a moment and goes on. When this answers, the snapshot is on disk for good."""
+    body = await read_model(request, SnapshotBody)
+    made = await services.snapshots.take(workspace, sandbox_id, body.name)
+    return json_response(present.snapshot(made), 201)
+
+
+@router.get("/snapshots", response_model=SnapshotList, responses=answers(400), summary="List snapshots, newest first")
+async def snapshots(
+    services: ServicesDep,
+    workspace: Workspace,
+    sandbox_id: Annotated[str | None, Query(description="Only those of this sandbox.")] = None,
+) -> Response:
+    found = services.snapshots.list(workspace, sandbox_id)
+    return json_response({"snapshots": [present.snapshot(one) for one in found]})
+
+
+@router.get("/snapshots/{snapshot_id}", response_model=SnapshotAnswer, responses=answers(404), summary="Get a snapshot")
+async def get_snapshot(snapshot_id: SnapshotId, services: ServicesDep, workspace: Workspace) -> Response:
+    return json_response(present.snapshot(services.snapshots.get(workspace, snapshot_id)))
+
+
+@router.delete(
+    "/snapshots/{snapshot_id}", status_code=204, responses=answers(404, 500), summary="Delete a snapshot for good"
+)
+async def delete_snapshot(snapshot_id: SnapshotId, services: ServicesDep, workspace: Workspace) -> Response:
+    """Sandboxes that were made from it go on."""
+    await services.snapshots.remove(workspace, snapshot_id)
+    return Response(status_code=204)

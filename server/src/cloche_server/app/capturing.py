@@ -1,0 +1,108 @@
+"""Captures of a running sandbox: what forks, snapshots and hibernation have in common.
+
+Commands are frozen first, so that nothing runs in a copy before it has random numbers of its own. Then the vCPUs
+stand still while memory and disk are taken, and everything goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from typing import Final
+
+from cloche_server.app.machines import Machines
+from cloche_server.app.supervisor import Entry, Supervisor, illegal
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.ids import id_from_random
+from cloche_server.core.lifecycle import Event, Status
+from cloche_server.core.ports import BakedTemplate, Captured
+from cloche_server.host.clock import random_bytes
+from cloche_server.storage.templates import TemplateCatalog
+from cloche_server.telemetry import log
+
+_log = log.get("capturing")
+
+#: After this the guest goes on by itself, should this server end in the middle (ms).
+THAW_AFTER_MS: Final = 20_000
+
+
+class Capturer:
+    """Takes a sandbox at one moment. Its methods run inside `Supervisor.perform`."""
+
+    def __init__(self, supervisor: Supervisor, machines: Machines, catalog: TemplateCatalog) -> None:
+        self._supervisor = supervisor
+        self._machines = machines
+        self._catalog = catalog
+
+    def template(self, entry: Entry) -> BakedTemplate:
+        """The template whose memory file the machine has mapped. Raises `template.corrupt`."""
+        return self.template_by_id(entry.record.template_id)
+
+    def template_by_id(self, template_id: str) -> BakedTemplate:
+        """Raises `template.corrupt`."""
+        meta = self._catalog.get(template_id)
+        if meta is None:
+            raise ClocheError("template.corrupt", f"the template {template_id} is not there any more")
+        return meta.template
+
+    async def sealed(self, entry: Entry, *, event: Event) -> tuple[Captured, str]:
+        """Memory and disk of a running or paused sandbox, which goes on over a fresh layer. The sealed layer is held
+        once for the caller, who has to release it. `event` is what is told when the state does not allow it."""
+        record = entry.record
+        if record.status not in {Status.RUNNING, Status.PAUSED} or entry.machine is None:
+            raise illegal(record, event)
+        if not record.layer_id:
+            raise ClocheError("sandbox.capture_failed", f"the sandbox {record.id} was made before disks had layers")
+        layers, old = self._machines.layers, record.layer_id
+        new = id_from_random(random_bytes(16))
+        path = await asyncio.to_thread(layers.create, new, self.template(entry), old)
+        goes_on = record.status is Status.RUNNING
+        try:
+            async with self.frozen(entry):
+                captured = await entry.machine.capture(
+                    memory=True,
+                    new_layer=path,
+                    recorded=lambda: self._supervisor.set_layer(entry, new),
+                    goes_on=goes_on,
+                )
+        except BaseException:
+            await asyncio.shield(self._settle(entry, new))
+            raise
+        # The hold of the sandbox on the old layer becomes the caller's; the new one was made with the sandbox's.
+        return captured, old
+
+    async def _settle(self, entry: Entry, new: str) -> None:
+        """A capture has failed: the new layer goes, unless the machine writes to it already."""
+        used = True
+        with contextlib.suppress(Exception):
+            if entry.machine is not None:
+                used = (await entry.machine.active_layer()).name == self._machines.layers.path(new).name
+        if not used:
+            await self._machines.release_layer(new)
+        elif entry.record.layer_id != new:
+            old = entry.record.layer_id
+            await self._supervisor.set_layer(entry, new)
+            await self._machines.release_layer(old)
+
+    @contextlib.asynccontextmanager
+    async def frozen(self, entry: Entry) -> AsyncIterator[None]:
+        """While its commands are frozen. A paused sandbox cannot be asked, and runs nothing anyway."""
+        guest = entry.guest
+        if entry.record.status is Status.PAUSED or guest is None:
+            yield
+            return
+        await guest.freeze(disk=False, timeout_ms=THAW_AFTER_MS)
+        try:
+            yield
+        finally:
+            if entry.machine is not None and entry.guest is guest:
+                await asyncio.shield(self._thaw(entry))
+
+    async def _thaw(self, entry: Entry) -> None:
+        try:
+            if entry.guest is not None:
+                await entry.guest.thaw(keep=False)
+        except ClocheError as error:
+            # It thaws by itself after a while.
+            _log.warning("thaw.failed", sandbox=entry.record.id, error=error.message)

@@ -1,0 +1,160 @@
+"""Forks: sandboxes that continue from the memory and disk of a running one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cloche_server.app.access import Access
+from cloche_server.app.capturing import Capturer
+from cloche_server.app.create import CreateRequest, Creator
+from cloche_server.app.lifecycle import LifecycleVerbs
+from cloche_server.app.machines import Machines, Source
+from cloche_server.app.supervisor import Entry, Supervisor
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.ids import id_from_random
+from cloche_server.core.lifecycle import Event
+from cloche_server.core.ports import SavedState
+from cloche_server.core.records import BootMode, ExecDefaults, Sandbox
+from cloche_server.host import files
+from cloche_server.host.clock import random_bytes
+from cloche_server.telemetry import log
+
+_log = log.get("fork")
+
+
+@dataclass(frozen=True, slots=True)
+class ForkRequest:
+    """`ttl_seconds` and `persistent` None: as the parent has them. `metadata` and `env` come on top of the parent's."""
+
+    count: int = 1
+    ttl_seconds: int | None = None
+    persistent: bool | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """The children that came to life, and why the others did not, by their number. `pause_ms`: of the parent."""
+
+    tree_id: str
+    children: tuple[Sandbox, ...]
+    errors: Mapping[int, ClocheError]
+    pause_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    tree_id: str
+    deleted: tuple[str, ...]
+    failures: Mapping[str, str]
+
+
+class Forks:
+    def __init__(
+        self,
+        access: Access,
+        supervisor: Supervisor,
+        capturer: Capturer,
+        creator: Creator,
+        machines: Machines,
+        lifecycle: LifecycleVerbs,
+    ) -> None:
+        self._access = access
+        self._supervisor = supervisor
+        self._capturer = capturer
+        self._creator = creator
+        self._machines = machines
+        self._lifecycle = lifecycle
+
+    async def fork(self, workspace: str, sandbox_id: str, request: ForkRequest) -> Forked:
+        """Children of a running or paused sandbox, which stands still for a moment and goes on. Raises what a create
+        raises when no child came to life; then nothing is left of any."""
+        entry = await self._access.awake(workspace, sandbox_id)
+        self._creator.check_room(entry.record.resources)
+        tree = id_from_random(random_bytes(16))
+        source, pause = await self._supervisor.perform(entry, lambda: self._source(entry, tree))
+        try:
+            wanted = self._child(entry.record, request, source, tree)
+            made = await asyncio.gather(
+                *(self._creator.create(wanted) for _ in range(request.count)), return_exceptions=True
+            )
+        finally:
+            await asyncio.shield(self._let_go(source))
+        children, errors = [], {}
+        for number, one in enumerate(made):
+            if isinstance(one, Sandbox):
+                children.append(one)
+            elif isinstance(one, ClocheError):
+                errors[number] = one
+            else:
+                raise one
+        if not children:
+            raise errors[0]
+        _log.info("sandbox.forked", parent=sandbox_id, children=[c.id for c in children], pause_ms=round(pause, 1))
+        return Forked(tree, tuple(children), errors, pause)
+
+    async def _source(self, entry: Entry, tree: str) -> tuple[Source, float]:
+        captured, layer = await self._capturer.sealed(entry, event=Event.FORK)
+        assert captured.pages is not None
+        device_state = self._machines.root / f".fork-{tree}.dev"
+        try:
+            await asyncio.to_thread(device_state.write_bytes, captured.device_state)
+        except BaseException:
+            captured.pages.close()
+            await self._machines.release_layer(layer)
+            raise
+        record = entry.record
+        state = SavedState(device_state, captured.pages)
+        template = self._capturer.template(entry)
+        return Source(template, layer, record.resources.disk_mb, state, BootMode.FORK), captured.pause_ms
+
+    async def _let_go(self, source: Source) -> None:
+        source.state.pages.close()
+        await asyncio.to_thread(_remove, source.state.device_state)
+        await self._machines.release_layer(source.layer)
+
+    def _child(self, parent: Sandbox, request: ForkRequest, source: Source, tree: str) -> CreateRequest:
+        defaults = parent.defaults
+        return CreateRequest(
+            workspace=parent.workspace,
+            template=parent.template,
+            ttl_seconds=parent.ttl_seconds if request.ttl_seconds is None else request.ttl_seconds,
+            persistent=parent.persistent if request.persistent is None else request.persistent,
+            metadata={**parent.metadata, **request.metadata, "fork_parent_id": parent.id, "fork_tree_id": tree},
+            defaults=ExecDefaults({**defaults.env, **request.env}, defaults.cwd, defaults.user),
+            source=source,
+            parent_id=parent.id,
+            fork_tree_id=tree,
+        )
+
+    async def promote(self, workspace: str, sandbox_id: str, tree_id: str | None, cleanup: bool) -> Promotion:
+        """Keeps one child of a fork; with `cleanup` its siblings are deleted. May be repeated."""
+        entry = await self._access.find(workspace, sandbox_id)
+        tree = tree_id or entry.record.fork_tree_id
+        if tree is None:
+            raise ClocheError(
+                "request.invalid",
+                f"the sandbox {sandbox_id} is no child of a fork, so there is nothing to promote it over",
+                details={"field": "tree_id"},
+            )
+        deleted: list[str] = []
+        failures: dict[str, str] = {}
+        for sibling in self._access.list(workspace) if cleanup else []:
+            if sibling.fork_tree_id != tree or sibling.id == sandbox_id:
+                continue
+            try:
+                await self._lifecycle.delete(workspace, sibling.id)
+                deleted.append(sibling.id)
+            except ClocheError as error:
+                if error.code == "sandbox.not_found":
+                    continue
+                failures[sibling.id] = error.message
+        return Promotion(tree, tuple(deleted), failures)
+
+
+def _remove(path: Path) -> None:
+    files.remove_tree(path)

@@ -1,0 +1,220 @@
+"""Pause and resume; hibernate and wake. All of it is done by the task of the sandbox, one thing after the other."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Final
+
+from cloche_server.app.access import Access
+from cloche_server.app.capacity import Capacity, refused
+from cloche_server.app.capturing import Capturer
+from cloche_server.app.machines import Machines, Slot
+from cloche_server.app.supervisor import Entry, Supervisor, illegal, rearmed
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.lifecycle import Event, Status
+from cloche_server.core.ports import Captured
+from cloche_server.core.records import BootMode, Sandbox
+from cloche_server.guest.types import RenewRequest
+from cloche_server.host import files
+from cloche_server.host.clock import Clock
+from cloche_server.storage import saved
+from cloche_server.telemetry import log
+
+_log = log.get("sleep")
+
+#: Name of the saved memory in the directory of a sandbox; it is there until a machine has continued from it.
+STATE: Final = "state"
+USED: Final = ".state-used"
+
+
+class SleepVerbs:
+    """Each method finds the sandbox, lets its task do the work, and returns the new record. Each may be repeated."""
+
+    def __init__(
+        self,
+        access: Access,
+        supervisor: Supervisor,
+        machines: Machines,
+        capturer: Capturer,
+        capacity: Capacity,
+        clock: Clock,
+    ) -> None:
+        self._access = access
+        self._supervisor = supervisor
+        self._machines = machines
+        self._capturer = capturer
+        self._capacity = capacity
+        self._clock = clock
+        access.waker = self.wake_entry
+
+    # ---------------------------------------------------------------- pause
+
+    async def pause(self, workspace: str, sandbox_id: str) -> Sandbox:
+        entry = await self._access.find(workspace, sandbox_id)
+        return await self._supervisor.perform(entry, lambda: self._pause(entry))
+
+    async def _pause(self, entry: Entry) -> Sandbox:
+        if entry.record.status is Status.PAUSED:
+            return entry.record
+        if entry.record.status is not Status.RUNNING or entry.machine is None:
+            raise illegal(entry.record, Event.PAUSE)
+        await entry.machine.pause()
+        return await self._supervisor.move(entry, Event.PAUSE)
+
+    async def resume(self, workspace: str, sandbox_id: str) -> Sandbox:
+        """The TTL is counted anew from now, as it was set. A sandbox that runs is left as it is."""
+        entry = await self._access.find(workspace, sandbox_id)
+        return await self._supervisor.perform(entry, lambda: self._resume(entry))
+
+    async def _resume(self, entry: Entry) -> Sandbox:
+        if entry.record.status is Status.RUNNING:
+            return entry.record
+        if entry.record.status is not Status.PAUSED or entry.machine is None or entry.guest is None:
+            raise illegal(entry.record, Event.RESUME)
+        await entry.machine.resume()
+        record = await self._supervisor.move(entry, Event.RESUME, **self._ttl(entry.record))
+        try:
+            await entry.guest.renew(RenewRequest(time_now=True), timeout=10)
+        except ClocheError as error:
+            _log.warning("clock.not_set", sandbox=record.id, error=error.message)
+        return record
+
+    def _ttl(self, record: Sandbox) -> dict[str, float | None]:
+        now = self._clock.now()
+        return {"expires_at": rearmed(record, now, record.ttl_seconds, record.persistent).expires_at}
+
+    # ---------------------------------------------------------------- hibernate
+
+    async def hibernate(self, workspace: str, sandbox_id: str) -> Sandbox:
+        entry = await self._access.find(workspace, sandbox_id)
+        return await self._supervisor.perform(entry, lambda: self._hibernate(entry))
+
+    async def _hibernate(self, entry: Entry) -> Sandbox:
+        if entry.record.status is Status.HIBERNATED:
+            return entry.record
+        if entry.record.status not in {Status.RUNNING, Status.PAUSED} or entry.machine is None:
+            raise illegal(entry.record, Event.HIBERNATE)
+        if not entry.record.layer_id:
+            raise ClocheError("sandbox.capture_failed", "the sandbox was made before disks had layers")
+        template = self._capturer.template(entry)
+        if entry.record.status is Status.PAUSED:
+            await entry.machine.resume()
+        await self._supervisor.move(entry, Event.HIBERNATE)
+        try:
+            async with self._capturer.frozen(entry):
+                captured = await entry.machine.capture(memory=True, new_layer=None, recorded=None, goes_on=False)
+                try:
+                    await asyncio.to_thread(self._save, entry.record, captured, template.id)
+                except BaseException:
+                    await asyncio.shield(entry.machine.resume())
+                    raise
+                finally:
+                    if captured.pages is not None:
+                        captured.pages.close()
+                # From here on it is hibernated, whatever happens.
+                await asyncio.shield(self._end_machine(entry))
+        except BaseException as error:
+            if entry.machine is not None and _status(entry) is Status.HIBERNATING:
+                await asyncio.shield(self._supervisor.move(entry, Event.UNDONE))
+            if isinstance(error, OSError):
+                raise ClocheError("host.disk_full", "the memory of the sandbox could not be saved") from error
+            raise
+        return entry.record
+
+    def _save(self, record: Sandbox, captured: Captured, template_id: str) -> None:
+        directory = self._machines.root / record.id
+        layers = self._machines.layers
+        needs = self._needs(record, template_id)
+        files.remove_tree(directory / STATE)  # of a machine that runs there is none
+        with files.staging(directory) as staged:
+            work = staged / STATE
+            work.mkdir(mode=0o700)
+            saved.write(work, captured, needs, [layers.path(one) for one in layers.chain(record.layer_id)], {})
+            files.publish(work, directory / STATE)
+
+    def _needs(self, record: Sandbox, template_id: str) -> saved.Needs:
+        return saved.Needs(template_id, self._machines.engine.fingerprint, record.resources.memory_mb)
+
+    async def _end_machine(self, entry: Entry) -> None:
+        machine, guest = entry.machine, entry.guest
+        entry.machine = entry.guest = None
+        if guest is not None:
+            await guest.aclose()
+        if machine is not None:
+            await machine.kill()
+            machine.release()
+        self._capacity.without_memory(entry.record.id)
+        await self._supervisor.move(entry, Event.SAVED, process=None)
+
+    # ---------------------------------------------------------------- wake
+
+    async def wake(self, workspace: str, sandbox_id: str) -> Sandbox:
+        entry = await self._access.find(workspace, sandbox_id)
+        return await self._supervisor.perform(entry, lambda: self._wake(entry))
+
+    async def wake_entry(self, entry: Entry) -> None:
+        """For whoever needs the sandbox awake; any number at once wake it once."""
+        await self._supervisor.perform(entry, lambda: self._wake(entry))
+
+    async def _wake(self, entry: Entry) -> Sandbox:
+        if entry.record.status in {Status.RUNNING, Status.FAILED}:
+            return entry.record
+        if entry.record.status is not Status.HIBERNATED:
+            raise illegal(entry.record, Event.WAKE)
+        began = self._clock.monotonic()
+        template = self._capturer.template(entry)
+        refusal = self._capacity.try_memory(entry.record.id)
+        if refusal is not None:
+            raise refused(refusal)
+        directory = self._machines.root / entry.record.id
+        slot: Slot | None = None
+        try:
+            state = await asyncio.to_thread(saved.load, directory / STATE, self._needs(entry.record, template.id))
+            try:
+                await self._supervisor.move(entry, Event.WAKE)
+                slot = await self._machines.relaunch(template, entry.record.id, entry.record.layer_id, state)
+                await self._machines.restore(slot, before_run=lambda: _use_up(directory))
+            finally:
+                state.pages.close()
+            await self._machines.renew(slot, thaw=True)
+        except BaseException as error:
+            await asyncio.shield(self._not_woken(entry, slot, directory, error))
+            raise
+        self._supervisor.attach(entry, slot.machine, slot.guest)
+        await asyncio.to_thread(files.remove_tree, directory / USED)
+        took = max(1, round((self._clock.monotonic() - began) * 1000))
+        return await self._supervisor.move(
+            entry,
+            Event.BOOTED,
+            process=slot.machine.ref,
+            started_at=self._clock.now(),
+            boot_ms=took,
+            boot_mode=BootMode.WAKE,
+            **self._ttl(entry.record),
+        )
+
+    async def _not_woken(self, entry: Entry, slot: Slot | None, directory: Path, error: BaseException) -> None:
+        """Its memory is still there: hibernated as before. A machine has gone on from it: then it has failed."""
+        _log.error("wake.failed", sandbox=entry.record.id, error=repr(error))
+        if slot is not None:
+            await slot.guest.aclose()
+            await slot.machine.kill()
+            slot.machine.release()
+        self._capacity.without_memory(entry.record.id)
+        if entry.record.status is not Status.WAKING:
+            return
+        if (directory / STATE).is_dir():
+            await self._supervisor.move(entry, Event.UNDONE)
+        else:
+            await self._supervisor.fail(entry, "it could not go on after it had been woken up")
+
+
+def _status(entry: Entry) -> Status:
+    return entry.record.status
+
+
+def _use_up(directory: Path) -> None:
+    """A memory that a machine has continued from is never continued from again: the disk has gone on."""
+    (directory / STATE).rename(directory / USED)
+    files.fsync_dir(directory)

@@ -1,0 +1,166 @@
+"""Disk layers: qcow2 overlays below `<data>/layers`, each over another layer or over the disk of a template.
+
+A running machine writes to one layer. A capture seals it: the machine gets a fresh layer over it, and so does
+everything that is made from the capture. Each layer is held by what uses it as its top (a sandbox, a snapshot) and by
+the layers over it; the last to let go removes the file. What lies over what is written in the files themselves, so
+nothing has to be kept in step with them.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.ports import BakedTemplate
+from cloche_server.host import files
+
+SUFFIX: Final = ".qcow2"
+_MAGIC: Final = b"QFI\xfb"
+#: Magic, version, offset and length of the backing name, cluster bits, size, encryption, entries of the L1 table.
+_HEADER: Final = struct.Struct(">4sIQIIQII")
+_NAME_MAX: Final = 1023
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the front of a qcow2 file says. `backing`: the name of the file below, as written; `size` in bytes."""
+
+    backing: str
+    size: int
+    cluster_bits: int
+    name_offset: int
+
+
+def read_header(path: Path) -> Header:
+    """Raises OSError, or ValueError for what is not a qcow2 file over another one."""
+    with path.open("rb") as file:
+        raw = file.read(_HEADER.size)
+        if len(raw) < _HEADER.size:
+            raise ValueError("too short")
+        magic, _, offset, length, bits, size, _, _ = _HEADER.unpack(raw)
+        if magic != _MAGIC or not 9 <= bits <= 21 or not 0 < length <= _NAME_MAX or not 0 < offset < 1 << bits:
+            raise ValueError("not a qcow2 overlay")
+        file.seek(offset)
+        name = file.read(length)
+    if len(name) != length:
+        raise ValueError("cut short")
+    return Header(name.decode("utf-8"), size, bits, offset)
+
+
+def make_overlay(empty: Path, target: Path, backing: str, size: int) -> None:
+    """An empty overlay of `size` bytes over `backing`, a name relative to `target`: a copy of another empty one with
+    a new front. (A start of `qemu-img` would take as long as all the rest of a fork's disk.)"""
+    header = read_header(empty)
+    cluster = 1 << header.cluster_bits
+    name = backing.encode()
+    if header.name_offset + len(name) > cluster or len(name) > _NAME_MAX:
+        raise ValueError("the name of the file below is too long")
+    entries = -(-size // (cluster * (cluster // 8)))
+    if entries * 8 > cluster:
+        raise ValueError("the disk is too large")
+    files.copy_sparse(empty, target)
+    target.chmod(0o600)
+    with target.open("r+b") as file:
+        front = bytearray(file.read(_HEADER.size))
+        struct.pack_into(">I", front, 16, len(name))
+        struct.pack_into(">Q", front, 24, size)
+        struct.pack_into(">I", front, 36, entries)
+        file.seek(0)
+        file.write(front)
+        file.seek(header.name_offset)
+        file.write(name.ljust(min(_NAME_MAX, cluster - header.name_offset), b"\0"))
+
+
+class Layers:
+    """The layers of one data directory, with who holds what. Methods that touch files block."""
+
+    def __init__(self, data: Path) -> None:
+        self.root = data / "layers"
+        self._holds: dict[str, int] = {}
+        self._parents: dict[str, str | None] = {}
+
+    def path(self, layer_id: str) -> Path:
+        return self.root / (layer_id + SUFFIX)
+
+    def create(self, layer_id: str, template: BakedTemplate, parent: str | None = None) -> Path:
+        """An empty layer over `parent` or the template's disk, held once. Raises OSError, `template.corrupt`."""
+        path = self.path(layer_id)
+        try:
+            if parent is None:
+                backing, size = f"../templates/{template.id}/disk.qcow2", template.disk_mb * 1024 * 1024
+            else:
+                backing, size = parent + SUFFIX, read_header(self.path(parent)).size
+            make_overlay(template.directory / "overlay.qcow2", path, backing, size)
+        except (FileNotFoundError, ValueError) as error:
+            path.unlink(missing_ok=True)
+            raise ClocheError("template.corrupt", f"a disk file below {layer_id} is missing or damaged") from error
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+        self._parents[layer_id] = parent
+        self._holds[layer_id] = 1
+        if parent is not None:
+            self.hold(parent)
+        return path
+
+    def hold(self, layer_id: str) -> None:
+        self._holds[layer_id] = self._holds.get(layer_id, 0) + 1
+
+    def release(self, layer_id: str) -> None:
+        """Lets go once; removes the file when nobody holds it, and then lets go of the one below."""
+        current: str | None = layer_id
+        while current is not None:
+            left = self._holds.get(current, 0) - 1
+            if left > 0:
+                self._holds[current] = left
+                return
+            self._holds.pop(current, None)
+            below = self._parents.pop(current, None)
+            self.path(current).unlink(missing_ok=True)
+            current = below
+
+    def chain(self, layer_id: str) -> list[str]:
+        """The layer and all below it, top first."""
+        found: list[str] = []
+        current: str | None = layer_id
+        while current is not None and current not in found:
+            found.append(current)
+            current = self._parents.get(current)
+        return found
+
+    def bytes_of(self, layer_id: str) -> int:
+        """What the files of a layer and of those below take on the disk of the host."""
+        return sum(files.allocated_bytes(self.path(one)) for one in self.chain(layer_id) if self.path(one).exists())
+
+    def take_stock(self, tops: Iterable[str]) -> int:
+        """At a start: holds every layer in `tops` (one hold each time it is named) and what lies below; removes the
+        rest. Returns how many were removed."""
+        self._holds.clear()
+        self._parents.clear()
+        parents: dict[str, str | None] = {}
+        for path in self.root.glob("*" + SUFFIX):
+            try:
+                backing = read_header(path).backing
+            except (OSError, ValueError):
+                backing = ""
+            parents[path.name.removesuffix(SUFFIX)] = (
+                backing.removesuffix(SUFFIX) if "/" not in backing and backing else None
+            )
+        for top in tops:
+            self.hold(top)
+            current = top
+            while current in parents and current not in self._parents:
+                below = parents[current]
+                self._parents[current] = below
+                if below is None:
+                    break
+                self.hold(below)
+                current = below
+        unused = parents.keys() - self._holds.keys()
+        for name in unused:
+            self.path(name).unlink(missing_ok=True)
+        return len(unused)

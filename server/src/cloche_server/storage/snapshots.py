@@ -1,0 +1,160 @@
+"""Snapshots on disk: `snapshots/<id>/{pages,dev,meta.json}`, published whole, and the disk layer they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.ports import Captured, SavedState
+from cloche_server.core.records import ExecDefaults, Shape
+from cloche_server.host import files
+from cloche_server.storage import saved
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A sandbox at one moment, memory included. `layer_id` is the sealed disk layer; `size_bytes` is what memory and
+    device state take, without what lies in layers that others share."""
+
+    id: str
+    workspace: str
+    sandbox_id: str
+    name: str | None
+    created_at: float
+    template: str
+    template_name: str
+    template_id: str
+    fingerprint: str
+    shape: Shape
+    disk_mb: int
+    layer_id: str
+    defaults: ExecDefaults
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    parent_snapshot_id: str | None = None
+    size_bytes: int = 0
+
+
+class SnapshotCatalog:
+    """All snapshots of one data directory. Methods that touch files block."""
+
+    def __init__(self, data: Path) -> None:
+        self.root = data / "snapshots"
+        self._all: dict[str, Snapshot] = {}
+        self._checked: dict[str, tuple[tuple[int, int, int], ...]] = {}
+
+    def read(self) -> list[Snapshot]:
+        """Reads what is there; what an interrupted write has left is removed. A directory that cannot be read is
+        left alone and not listed."""
+        self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        files.sweep_staging(self.root)
+        found = {}
+        for path in self.root.iterdir():
+            if path.name.startswith("."):
+                continue
+            try:
+                snapshot = _from_meta(saved.read_meta(path), _size(path))
+            except (ClocheError, KeyError, TypeError, OSError):
+                continue
+            found[snapshot.id] = snapshot
+        self._all = found
+        return list(found.values())
+
+    def of(self, workspace: str) -> list[Snapshot]:
+        """Newest first."""
+        mine = (s for s in self._all.values() if s.workspace == workspace)
+        return sorted(mine, key=lambda s: (s.created_at, s.id), reverse=True)
+
+    def get(self, workspace: str, snapshot_id: str) -> Snapshot:
+        """Raises `snapshot.not_found`."""
+        found = self._all.get(snapshot_id)
+        if found is None or found.workspace != workspace:
+            raise ClocheError("snapshot.not_found", "snapshot not found; `GET /v1/snapshots` lists what there is")
+        return found
+
+    def publish(self, snapshot: Snapshot, captured: Captured, layers: list[Path]) -> Snapshot:
+        """Writes it durably; when this returns it is there for good. Raises OSError, `host.disk_full`."""
+        needs = saved.Needs(snapshot.template_id, snapshot.fingerprint, snapshot.shape.memory_mb)
+        with files.staging(self.root) as staged:
+            work = staged / "snapshot"
+            work.mkdir(mode=0o700)
+            saved.write(work, captured, needs, layers, _to_meta(snapshot))
+            files.publish(work, self.root / snapshot.id)
+        done = _from_meta(saved.read_meta(self.root / snapshot.id), _size(self.root / snapshot.id))
+        self._all[snapshot.id] = done
+        return done
+
+    def load(self, snapshot: Snapshot, fingerprint: str) -> SavedState:
+        """What a machine continues from; its pages are the caller's to close. Digests are compared once for each
+        state of the files. Raises `snapshot.corrupt`, `snapshot.incompatible`."""
+        directory = self.root / snapshot.id
+        signature = _signature(directory)
+        needs = saved.Needs(snapshot.template_id, fingerprint, snapshot.shape.memory_mb)
+        state = saved.load(directory, needs, check=self._checked.get(snapshot.id) != signature)
+        self._checked[snapshot.id] = signature
+        return state
+
+    def remove(self, snapshot: Snapshot) -> None:
+        """Takes its name away first: from then on it does not exist."""
+        self._all.pop(snapshot.id, None)
+        self._checked.pop(snapshot.id, None)
+        with files.staging(self.root) as staged:
+            try:
+                (self.root / snapshot.id).rename(staged / "gone")
+            except FileNotFoundError:
+                return
+            files.fsync_dir(self.root)
+
+
+def _signature(directory: Path) -> tuple[tuple[int, int, int], ...]:
+    try:
+        stats = [(directory / name).stat() for name in ("dev", "pages", "meta.json")]
+    except OSError as error:
+        raise saved.corrupt("a file of it is missing") from error
+    return tuple((s.st_size, s.st_mtime_ns, s.st_ino) for s in stats)
+
+
+def _size(directory: Path) -> int:
+    return sum(files.allocated_bytes(path) for path in directory.iterdir())
+
+
+def _to_meta(snapshot: Snapshot) -> dict[str, Any]:
+    defaults = snapshot.defaults
+    return {
+        "id": snapshot.id,
+        "workspace": snapshot.workspace,
+        "sandbox_id": snapshot.sandbox_id,
+        "name": snapshot.name,
+        "created_at": snapshot.created_at,
+        "template": snapshot.template,
+        "template_name": snapshot.template_name,
+        "cpus": snapshot.shape.cpus,
+        "disk_mb": snapshot.disk_mb,
+        "layer_id": snapshot.layer_id,
+        "defaults": {"env": dict(defaults.env), "cwd": defaults.cwd, "user": defaults.user},
+        "metadata": dict(snapshot.metadata),
+        "parent_snapshot_id": snapshot.parent_snapshot_id,
+    }
+
+
+def _from_meta(meta: dict[str, Any], size: int) -> Snapshot:
+    return Snapshot(
+        id=meta["id"],
+        workspace=meta["workspace"],
+        sandbox_id=meta["sandbox_id"],
+        name=meta["name"],
+        created_at=meta["created_at"],
+        template=meta["template"],
+        template_name=meta["template_name"],
+        template_id=meta["template_id"],
+        fingerprint=meta["fingerprint"],
+        shape=Shape(meta["cpus"], meta["memory_mb"]),
+        disk_mb=meta["disk_mb"],
+        layer_id=meta["layer_id"],
+        defaults=ExecDefaults(**meta["defaults"]),
+        metadata=meta["metadata"],
+        parent_snapshot_id=meta["parent_snapshot_id"],
+        size_bytes=size,
+    )

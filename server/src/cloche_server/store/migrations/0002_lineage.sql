@@ -1,0 +1,5 @@
+-- Where a sandbox comes from, and the disk layer it writes to.
+ALTER TABLE sandboxes ADD COLUMN layer_id TEXT NOT NULL DEFAULT '';
+ALTER TABLE sandboxes ADD COLUMN parent_id TEXT;
+ALTER TABLE sandboxes ADD COLUMN fork_tree_id TEXT;
+ALTER TABLE sandboxes ADD COLUMN snapshot_id TEXT;
