@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cloche_server.app.access import MAX_CALLS, Access
-from cloche_server.app.supervisor import Entry
+from cloche_server.app.entry import Entry
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.ports import MachineCondition

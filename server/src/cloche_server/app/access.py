@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 
-from cloche_server.app.supervisor import Entry, Supervisor, not_found
+from cloche_server.app.entry import Entry, not_found
+from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import is_sandbox_id
 from cloche_server.core.lifecycle import LISTED, SERVING, SLEEPING, Status, allowed

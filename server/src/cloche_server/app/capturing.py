@@ -11,8 +11,9 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Final
 
+from cloche_server.app.entry import Entry, illegal
 from cloche_server.app.machines import Machines
-from cloche_server.app.supervisor import Entry, Supervisor, illegal
+from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
 from cloche_server.core.lifecycle import Event, Status
@@ -25,6 +26,7 @@ _log = log.get("capturing")
 
 #: After this the guest goes on by itself, should this server end in the middle (ms).
 THAW_AFTER_MS: Final = 20_000
+FREEZE_TIMEOUT: Final = 10.0
 
 
 class Capturer:
@@ -57,14 +59,13 @@ class Capturer:
         layers, old = self._machines.layers, record.layer_id
         new = id_from_random(random_bytes(16))
         path = await asyncio.to_thread(layers.create, new, self.template(entry), old)
-        goes_on = record.status is Status.RUNNING
         try:
             async with self.frozen(entry):
                 captured = await entry.machine.capture(
                     memory=True,
                     new_layer=path,
                     recorded=lambda: self._supervisor.set_layer(entry, new),
-                    goes_on=goes_on,
+                    goes_on=True,
                 )
         except BaseException:
             await asyncio.shield(self._settle(entry, new))
@@ -87,22 +88,35 @@ class Capturer:
 
     @contextlib.asynccontextmanager
     async def frozen(self, entry: Entry) -> AsyncIterator[None]:
-        """While its commands are frozen. A paused sandbox cannot be asked, and runs nothing anyway."""
+        """While its commands are frozen. Those of a paused sandbox are frozen already."""
         guest = entry.guest
         if entry.record.status is Status.PAUSED or guest is None:
             yield
             return
-        await guest.freeze(disk=False, timeout_ms=THAW_AFTER_MS)
+        await self.freeze(entry)
         try:
             yield
         finally:
             if entry.machine is not None and entry.guest is guest:
-                await asyncio.shield(self._thaw(entry))
+                await asyncio.shield(self.thaw(entry))
 
-    async def _thaw(self, entry: Entry) -> None:
+    async def freeze(self, entry: Entry) -> None:
+        """Raises `sandbox.capture_failed`, `sandbox.unreachable`."""
+        assert entry.guest is not None
+        try:
+            await entry.guest.freeze(disk=False, timeout_ms=THAW_AFTER_MS, timeout=FREEZE_TIMEOUT)
+        except ClocheError as error:
+            if not error.code.startswith("guest."):
+                raise
+            raise ClocheError(
+                "sandbox.capture_failed", f"the commands of the sandbox could not be frozen: {error.message}"
+            ) from error
+
+    async def thaw(self, entry: Entry) -> None:
+        """Never raises."""
         try:
             if entry.guest is not None:
-                await entry.guest.thaw(keep=False)
+                await entry.guest.thaw(keep=False, timeout=FREEZE_TIMEOUT)
         except ClocheError as error:
             # It thaws by itself after a while.
             _log.warning("thaw.failed", sandbox=entry.record.id, error=error.message)

@@ -12,10 +12,11 @@ from typing import Any
 
 from cloche_server.app.bake import Baker
 from cloche_server.app.capacity import Capacity, refused
+from cloche_server.app.entry import Entry
 from cloche_server.app.machines import Machines, Slot, Source
 from cloche_server.app.pools import Pools
 from cloche_server.app.steps import Step, run_steps
-from cloche_server.app.supervisor import Entry, Supervisor
+from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import expires_at
 from cloche_server.core.lifecycle import Status

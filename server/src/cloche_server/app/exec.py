@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cloche_server.app.access import Access
-from cloche_server.app.supervisor import Entry
+from cloche_server.app.entry import Entry
 from cloche_server.core.command import Command, CommandEnd, CommandResult, check_size, with_defaults
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.output import ChunkDecoder, OutputCollector

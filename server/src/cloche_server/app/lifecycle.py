@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from cloche_server.app.access import Access
-from cloche_server.app.supervisor import Entry, Supervisor, rearmed
+from cloche_server.app.entry import Entry, rearmed
+from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Event, Status
 from cloche_server.core.records import Sandbox, TerminationReason

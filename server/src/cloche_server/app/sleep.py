@@ -9,8 +9,9 @@ from typing import Final
 from cloche_server.app.access import Access
 from cloche_server.app.capacity import Capacity, refused
 from cloche_server.app.capturing import Capturer
+from cloche_server.app.entry import Entry, illegal, rearmed
 from cloche_server.app.machines import Machines, Slot
-from cloche_server.app.supervisor import Entry, Supervisor, illegal, rearmed
+from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Event, Status
 from cloche_server.core.ports import Captured
@@ -59,6 +60,12 @@ class SleepVerbs:
             return entry.record
         if entry.record.status is not Status.RUNNING or entry.machine is None:
             raise illegal(entry.record, Event.PAUSE)
+        try:
+            # So that nothing of it runs in a fork of the paused sandbox before that has random numbers of its own,
+            # and nothing of it after the resume before the clock is right.
+            await self._capturer.freeze(entry)
+        except ClocheError as error:
+            _log.warning("pause.not_frozen", sandbox=entry.record.id, error=error.message)
         await entry.machine.pause()
         return await self._supervisor.move(entry, Event.PAUSE)
 
@@ -73,12 +80,11 @@ class SleepVerbs:
         if entry.record.status is not Status.PAUSED or entry.machine is None or entry.guest is None:
             raise illegal(entry.record, Event.RESUME)
         await entry.machine.resume()
-        record = await self._supervisor.move(entry, Event.RESUME, **self._ttl(entry.record))
         try:
-            await entry.guest.renew(RenewRequest(time_now=True), timeout=10)
+            await entry.guest.renew(RenewRequest(time_now=True, thaw=True), timeout=10)
         except ClocheError as error:
-            _log.warning("clock.not_set", sandbox=record.id, error=error.message)
-        return record
+            _log.warning("clock.not_set", sandbox=entry.record.id, error=error.message)
+        return await self._supervisor.move(entry, Event.RESUME, **self._ttl(entry.record))
 
     def _ttl(self, record: Sandbox) -> dict[str, float | None]:
         now = self._clock.now()
@@ -98,16 +104,16 @@ class SleepVerbs:
         if not entry.record.layer_id:
             raise ClocheError("sandbox.capture_failed", "the sandbox was made before disks had layers")
         template = self._capturer.template(entry)
-        if entry.record.status is Status.PAUSED:
-            await entry.machine.resume()
-        await self._supervisor.move(entry, Event.HIBERNATE)
+        paused = entry.record.status is Status.PAUSED
         try:
             async with self._capturer.frozen(entry):
+                await self._supervisor.move(entry, Event.HIBERNATE)
                 captured = await entry.machine.capture(memory=True, new_layer=None, recorded=None, goes_on=False)
                 try:
                     await asyncio.to_thread(self._save, entry.record, captured, template.id)
                 except BaseException:
-                    await asyncio.shield(entry.machine.resume())
+                    if not paused:
+                        await asyncio.shield(entry.machine.resume())
                     raise
                 finally:
                     if captured.pages is not None:
@@ -116,11 +122,18 @@ class SleepVerbs:
                 await asyncio.shield(self._end_machine(entry))
         except BaseException as error:
             if entry.machine is not None and _status(entry) is Status.HIBERNATING:
-                await asyncio.shield(self._supervisor.move(entry, Event.UNDONE))
+                await asyncio.shield(self._not_hibernated(entry, paused))
             if isinstance(error, OSError):
                 raise ClocheError("host.disk_full", "the memory of the sandbox could not be saved") from error
             raise
         return entry.record
+
+    async def _not_hibernated(self, entry: Entry, paused: bool) -> None:
+        """It runs on, also if it was paused: whoever asked learns of the failure, and may pause it again."""
+        if paused and entry.machine is not None:
+            await entry.machine.resume()
+            await self._capturer.thaw(entry)
+        await self._supervisor.move(entry, Event.UNDONE)
 
     def _save(self, record: Sandbox, captured: Captured, template_id: str) -> None:
         directory = self._machines.root / record.id

@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator
 
 from cloche_server.app.access import Access
 from cloche_server.app.capturing import Capturer
+from cloche_server.app.entry import Entry
 from cloche_server.app.machines import Machines, Source
-from cloche_server.app.supervisor import Entry, Supervisor
+from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
 from cloche_server.core.lifecycle import Event

@@ -9,14 +9,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from cloche_server.app.capacity import Capacity
+from cloche_server.app.entry import Entry, Message, as_cloche, explain_exit, illegal, not_found
 from cloche_server.app.machines import Machines
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.expiry import expires_at, is_due
-from cloche_server.core.lifecycle import SERVING, Event, Status, allowed, step
+from cloche_server.core.expiry import is_due
+from cloche_server.core.lifecycle import SERVING, Event, Status, step
 from cloche_server.core.ports import Machine, MachineExit
 from cloche_server.core.records import Sandbox, Termination, TerminationReason
 from cloche_server.guest.client import GuestClient
@@ -32,35 +33,6 @@ LONGEST_WAIT = 30.0
 TEND_EVERY = 5.0
 #: After a failure that may pass, such as a full disk (seconds).
 AGAIN_AFTER = 1.0
-
-
-@dataclass(slots=True)
-class Entry:
-    """A living sandbox in memory: its record, its machine and link, and who uses it now."""
-
-    record: Sandbox
-    machine: Machine | None = None
-    guest: GuestClient | None = None
-    creating: asyncio.Task[Any] | None = None
-    #: Somebody deletes it while it is created.
-    doomed: bool = False
-    running_execs: int = 0
-    last_activity: float = 0.0
-    #: The state has moved on, and could not be recorded yet; `record.version` is still the stored one.
-    unsaved: bool = False
-    layer_released: bool = False
-    mailbox: asyncio.Queue[_Message] = field(default_factory=asyncio.Queue)
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(slots=True)
-class _Message:
-    event: Event
-    done: asyncio.Future[Sandbox]
-    reason: TerminationReason | None = None
-    exit: MachineExit | None = None
-    change: Callable[[Sandbox], Sandbox] | None = None
-    work: Callable[[], Awaitable[None]] | None = None
 
 
 class Supervisor:
@@ -145,13 +117,13 @@ class Supervisor:
         exit: MachineExit | None = None,
     ) -> Sandbox:
         """Sends `event` to the task of a sandbox and waits for what came of it."""
-        message = _Message(event, asyncio.get_running_loop().create_future(), reason, exit)
+        message = Message(event, asyncio.get_running_loop().create_future(), reason, exit)
         entry.mailbox.put_nowait(message)
         return await asyncio.shield(message.done)
 
     async def change(self, entry: Entry, change: Callable[[Sandbox], Sandbox]) -> Sandbox:
         """Changes fields that are not the state (TTL, metadata)."""
-        message = _Message(Event.BOOTED, asyncio.get_running_loop().create_future(), change=change)
+        message = Message(Event.BOOTED, asyncio.get_running_loop().create_future(), change=change)
         entry.mailbox.put_nowait(message)
         return await asyncio.shield(message.done)
 
@@ -163,7 +135,7 @@ class Supervisor:
         async def run() -> None:
             results.append(await work())
 
-        message = _Message(Event.BOOTED, asyncio.get_running_loop().create_future(), work=run)
+        message = Message(Event.BOOTED, asyncio.get_running_loop().create_future(), work=run)
         entry.mailbox.put_nowait(message)
         await asyncio.shield(message.done)
         return results[0]
@@ -191,7 +163,7 @@ class Supervisor:
                     error=repr(error),
                 )
                 if not message.done.done():
-                    message.done.set_exception(_as_cloche(error))
+                    message.done.set_exception(as_cloche(error))
                     message.done.exception()  # nobody may be waiting: TTL and crash messages
                 if entry.record.status is Status.DELETING or message.event is Event.EXPIRED:
                     await asyncio.sleep(AGAIN_AFTER)
@@ -204,7 +176,7 @@ class Supervisor:
         self._gauge()
         self._refuse_rest(entry)
 
-    async def _next(self, entry: Entry) -> _Message | None:
+    async def _next(self, entry: Entry) -> Message | None:
         """The next message, or the expiry when the TTL has passed; None when it is time to look again."""
         if entry.record.status is Status.DELETING:
             return await entry.mailbox.get()
@@ -222,14 +194,14 @@ class Supervisor:
             return None
 
     def _post_nowait(self, entry: Entry, event: Event, **kwargs: Any) -> None:
-        entry.mailbox.put_nowait(_Message(event, asyncio.get_running_loop().create_future(), **kwargs))
+        entry.mailbox.put_nowait(Message(event, asyncio.get_running_loop().create_future(), **kwargs))
 
     async def _watch_exit(self, entry: Entry, machine: Machine) -> None:
         exit_ = await machine.wait_exit()
         if entry.machine is machine and entry.record.status not in {Status.DELETING, Status.DELETED}:
             self._post_nowait(entry, Event.CRASHED, exit=exit_)
 
-    async def _handle(self, entry: Entry, message: _Message) -> None:
+    async def _handle(self, entry: Entry, message: Message) -> None:
         record = entry.record
         if message.event is Event.EXPIRED and not is_due(self._clock.now(), record.expires_at):
             return  # renewed in the meantime
@@ -393,44 +365,3 @@ class Supervisor:
                 await entry.guest.aclose()
             if entry.machine is not None:
                 entry.machine.release()
-
-
-def explain_exit(exit_: MachineExit, now: float) -> Termination:
-    """What is told about a machine that has ended by itself."""
-    if exit_.guest_shutdown:
-        return Termination(TerminationReason.GUEST_SHUTDOWN, now, detail="the guest powered itself off")
-    if exit_.signal:
-        return Termination(
-            TerminationReason.VMM_DIED, now, exit_.signal, f"the VMM process was killed by {exit_.signal}"
-        )
-    if exit_.code is None:
-        return Termination(TerminationReason.VMM_DIED, now, detail="the VMM process is gone")
-    return Termination(TerminationReason.VMM_DIED, now, detail=f"the VMM process ended with code {exit_.code}")
-
-
-def _as_cloche(error: Exception) -> ClocheError:
-    if isinstance(error, ClocheError):
-        return error
-    return ClocheError("internal", "the sandbox could not be changed; the log of the server has more")
-
-
-def illegal(record: Sandbox, event: Event) -> ClocheError:
-    return ClocheError(
-        "sandbox.invalid_state",
-        f"the sandbox {record.id} is {record.status.value}, {event.value} is not possible now",
-        details={"status": record.status.value, "allowed": allowed(record.status)},
-    )
-
-
-def not_found(sandbox_id: str, details: Mapping[str, Any] | None = None) -> ClocheError:
-    return ClocheError("sandbox.not_found", f"sandbox {sandbox_id} not found", details=details)
-
-
-def rearmed(record: Sandbox, now: float, ttl_seconds: int, persistent: bool) -> Sandbox:
-    """The record with its TTL counted from `now`."""
-    return replace(
-        record,
-        ttl_seconds=ttl_seconds,
-        persistent=persistent,
-        expires_at=expires_at(now, ttl_seconds, persistent),
-    )

@@ -112,8 +112,8 @@ class Machine(Protocol):
         self, *, memory: bool, new_layer: Path | None, recorded: Callable[[], Awaitable[None]] | None, goes_on: bool
     ) -> Captured:
         """Stands the machine still, takes its state, and with `new_layer` (an overlay that exists, over the active
-        layer) seals the disk layer it has written to so far; then awaits `recorded`, and with `goes_on` continues.
-        Raises `sandbox.capture_failed`; the machine then goes on as it was."""
+        layer) seals the disk layer it has written to so far; then awaits `recorded`. With `goes_on` it goes on if it
+        ran before. Raises `sandbox.capture_failed`; the machine is then as it was before."""
 
     async def active_layer(self) -> Path:
         """The file its disk writes to now."""

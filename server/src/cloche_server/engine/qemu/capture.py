@@ -36,14 +36,14 @@ async def capture(
     goes_on: bool,
 ) -> Captured:
     """See `Machine.capture`."""
-    pid, room = machine.ref.pid, None
+    pid, room, running = machine.ref.pid, None, False
     device_state = machine.directory / "capture.dev"
-    began = 0.0
     pages: Pages | None = None
     try:
         if memory:
             region = await asyncio.to_thread(find_region, pid, machine.memory)
             room = await asyncio.to_thread(lambda: Room((sum(c for _, c in written(region)) + MORE_PAGES) * PAGE))
+        running = (await machine.command("query-status")).get("status") == "running"
         began = time.perf_counter()
         await machine.command("stop")
         if memory:
@@ -56,7 +56,7 @@ async def capture(
             )
         if recorded is not None:
             await recorded()
-        if goes_on:
+        if goes_on and running:
             await machine.command("cont")
         pause = (time.perf_counter() - began) * 1000
         state = await asyncio.to_thread(device_state.read_bytes) if memory else b""
@@ -64,7 +64,7 @@ async def capture(
     except BaseException as error:
         if pages is not None:
             pages.close()
-        if began:
+        if running:
             await asyncio.shield(_go_on(machine))
         if isinstance(error, QmpError | QmpLost | OSError):
             raise ClocheError("sandbox.capture_failed", f"the machine could not be captured: {error}") from error

@@ -1,0 +1,87 @@
+"""A living sandbox in memory, what its task is sent, and the sentences that are told about it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.expiry import expires_at
+from cloche_server.core.lifecycle import Event, allowed
+from cloche_server.core.ports import Machine, MachineExit
+from cloche_server.core.records import Sandbox, Termination, TerminationReason
+from cloche_server.guest.client import GuestClient
+
+
+@dataclass(slots=True)
+class Entry:
+    """A living sandbox in memory: its record, its machine and link, and who uses it now."""
+
+    record: Sandbox
+    machine: Machine | None = None
+    guest: GuestClient | None = None
+    creating: asyncio.Task[Any] | None = None
+    #: Somebody deletes it while it is created.
+    doomed: bool = False
+    running_execs: int = 0
+    last_activity: float = 0.0
+    #: The state has moved on, and could not be recorded yet; `record.version` is still the stored one.
+    unsaved: bool = False
+    layer_released: bool = False
+    mailbox: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class Message:
+    """`change` replaces fields that are not the state; `work` is done in place of a move; else `event` is a move."""
+
+    event: Event
+    done: asyncio.Future[Sandbox]
+    reason: TerminationReason | None = None
+    exit: MachineExit | None = None
+    change: Callable[[Sandbox], Sandbox] | None = None
+    work: Callable[[], Awaitable[None]] | None = None
+
+
+def explain_exit(exit_: MachineExit, now: float) -> Termination:
+    """What is told about a machine that has ended by itself."""
+    if exit_.guest_shutdown:
+        return Termination(TerminationReason.GUEST_SHUTDOWN, now, detail="the guest powered itself off")
+    if exit_.signal:
+        return Termination(
+            TerminationReason.VMM_DIED, now, exit_.signal, f"the VMM process was killed by {exit_.signal}"
+        )
+    if exit_.code is None:
+        return Termination(TerminationReason.VMM_DIED, now, detail="the VMM process is gone")
+    return Termination(TerminationReason.VMM_DIED, now, detail=f"the VMM process ended with code {exit_.code}")
+
+
+def as_cloche(error: Exception) -> ClocheError:
+    if isinstance(error, ClocheError):
+        return error
+    return ClocheError("internal", "the sandbox could not be changed; the log of the server has more")
+
+
+def illegal(record: Sandbox, event: Event) -> ClocheError:
+    return ClocheError(
+        "sandbox.invalid_state",
+        f"the sandbox {record.id} is {record.status.value}, {event.value} is not possible now",
+        details={"status": record.status.value, "allowed": allowed(record.status)},
+    )
+
+
+def not_found(sandbox_id: str, details: Mapping[str, Any] | None = None) -> ClocheError:
+    return ClocheError("sandbox.not_found", f"sandbox {sandbox_id} not found", details=details)
+
+
+def rearmed(record: Sandbox, now: float, ttl_seconds: int, persistent: bool) -> Sandbox:
+    """The record with its TTL counted from `now`."""
+    return replace(
+        record,
+        ttl_seconds=ttl_seconds,
+        persistent=persistent,
+        expires_at=expires_at(now, ttl_seconds, persistent),
+    )
