@@ -1,0 +1,93 @@
+"""How long a fork, a snapshot, a hibernation and a pause take, on a parent that has written so many MiB of memory.
+
+`pause` is how long the parent stood still, as the server measured it; all else is seen from the client.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+from common import Report, client, create, delete, facts, milliseconds, must, parser
+
+TARGETS = {
+    "fork: pause of the parent": 45,
+    "fork: answer": 150,
+    "fork: answer + first exec": 350,
+    "snapshot with memory": 400,
+    "create from the snapshot": 25,
+    "hibernate": 500,
+    "wake + first exec": 400,
+    "pause": 15,
+    "resume": 15,
+}
+
+
+def ok(response: httpx.Response) -> Any:
+    return must(response, 200, 201, 204)
+
+
+def run(api: httpx.Client, sandbox_id: str, command: str) -> None:
+    result = ok(api.post(f"/sandboxes/{sandbox_id}/exec", json={"cmd": command}))
+    assert result["exit_code"] == 0, result
+
+
+def timed(times: dict[str, list[float]], what: str, call: Any) -> Any:
+    began = time.perf_counter()
+    answer = call()
+    times.setdefault(what, []).append(milliseconds(began))
+    return answer
+
+
+def one_round(api: httpx.Client, parent: str, times: dict[str, list[float]]) -> None:
+    began = time.perf_counter()
+    child = timed(times, "fork: answer", lambda: ok(api.post(f"/sandboxes/{parent}/fork", json={})))
+    run(api, child["id"], "echo ready")
+    times.setdefault("fork: answer + first exec", []).append(milliseconds(began))
+    times.setdefault("fork: pause of the parent", []).append(child["pause_ms"])
+    delete(api, child["id"])
+    snapshot = timed(times, "snapshot with memory", lambda: ok(api.post(f"/sandboxes/{parent}/snapshots")))
+    copy = timed(
+        times, "create from the snapshot", lambda: ok(api.post("/sandboxes", json={"from_snapshot": snapshot["id"]}))
+    )
+    delete(api, copy["id"])
+    ok(api.delete(f"/snapshots/{snapshot['id']}"))
+    timed(times, "pause", lambda: ok(api.post(f"/sandboxes/{parent}/pause")))
+    timed(times, "resume", lambda: ok(api.post(f"/sandboxes/{parent}/resume")))
+    timed(times, "hibernate", lambda: ok(api.post(f"/sandboxes/{parent}/hibernate")))
+    timed(times, "wake + first exec", lambda: run(api, parent, "echo awake"))
+
+
+def many(api: httpx.Client, parent: str, count: int, times: dict[str, list[float]]) -> None:
+    tree = timed(
+        times,
+        f"fork into {count}: answer",
+        lambda: ok(api.post(f"/sandboxes/{parent}/fork-tree", json={"count": count})),
+    )
+    assert len(tree["children"]) == count, tree
+    for child in tree["children"]:
+        delete(api, child["id"])
+
+
+def main() -> None:
+    options = parser(__doc__, 10)
+    options.add_argument("--dirty", type=int, default=40, help="MiB of memory that the parent writes first")
+    options.add_argument("--children", type=int, default=10, help="children of the last fork")
+    args = options.parse_args()
+    with client() as api:
+        report = Report("fork", {**facts(api), "dirty_mb": args.dirty})
+        parent = create(api)["id"]
+        run(api, parent, f"head -c {args.dirty}M /dev/urandom > /dev/shm/dirty; sync")
+        times: dict[str, list[float]] = {}
+        for _ in range(args.runs):
+            one_round(api, parent, times)
+        many(api, parent, args.children, times)
+        for what, values in times.items():
+            report.add(what, values, target=TARGETS.get(what, 1500))
+        delete(api, parent)
+        report.finish()
+
+
+if __name__ == "__main__":
+    main()
