@@ -12,6 +12,7 @@ from typing import Any, Self
 import httpx
 
 from kit import sse
+from kit.lineage import Lineage
 
 Content = bytes | Iterable[bytes]
 #: Emulated guests on a busy machine are slow; what really matters has its own bound in its test.
@@ -132,7 +133,11 @@ class Api:
     # ------------------------------------------------------------ sandboxes
 
     def create(self, **body: Any) -> Box:
-        box = Box(self, self.call("POST", "/v1/sandboxes", json=body))
+        return self.keep(self.call("POST", "/v1/sandboxes", json=body))
+
+    def keep(self, info: dict[str, Any]) -> Box:
+        """A handle for what was made just now."""
+        box = Box(self, info)
         self.made[box.id] = box
         return box
 
@@ -157,6 +162,9 @@ class Api:
             assert response.status_code in {204, 404}, response.text
             self.made.pop(sandbox_id, None)
 
+    def snapshots(self, **params: Any) -> list[dict[str, Any]]:
+        return list(self.call("GET", "/v1/snapshots", params=params)["snapshots"])
+
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics by its name with labels, as written there."""
         lines = checked(self.request("GET", "/metrics")).text.splitlines()
@@ -168,7 +176,7 @@ class Api:
         return AsyncApi(self.url, self.token)
 
 
-class Box:
+class Box(Lineage):
     """One sandbox."""
 
     def __init__(self, api: Api, info: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from kit import procs
+from kit import layers, procs
 from kit.server import Server
 
 
@@ -19,7 +19,7 @@ def settled(check: Callable[[], list[str]], seconds: float) -> list[str]:
 
 
 def unknown_to_api(server: Server, seconds: float = 30.0) -> list[str]:
-    """Directories, processes and sockets that belong to no listed sandbox and to no pool."""
+    """Directories, processes, sockets, disk layers and snapshots that belong to no listed sandbox and to no pool."""
     return settled(lambda: _compare(server), seconds)
 
 
@@ -29,14 +29,18 @@ def _compare(server: Server) -> list[str]:
     directories, machines = server.directories(), set(server.machines())
     sockets = {Path(path).parent.name for path in procs.unix_sockets(server.data / "sandboxes")}
     pooled = sum(v for k, v in before.items() if k.startswith("cloche_pool_machines{"))
-    running = {sandbox_id for sandbox_id, status in listed.items() if status == "running"}
-    problems = [f"sandbox {i} is listed, and has no directory" for i in running - directories]
+    running = {sandbox_id for sandbox_id, status in listed.items() if status in {"running", "paused"}}
+    asleep = {sandbox_id for sandbox_id, status in listed.items() if status == "hibernated"}
+    problems = [f"sandbox {i} is listed, and has no directory" for i in (running | asleep) - directories]
     problems += [f"sandbox {i} is listed, and has no process" for i in running - machines]
+    problems += [f"sandbox {i} is hibernated, and has a process" for i in asleep & machines]
     for what, found in (("directories", directories), ("processes", machines), ("socket owners", sockets)):
         extra = found - set(listed)
         if len(extra) != pooled:
             problems.append(f"{what} of no sandbox: {sorted(extra)}, while the pools hold {pooled:g}")
-    for state in ("creating", "deleting"):
+    problems += layers.problems(server, directories - set(listed))
+    problems += layers.litter(server, listed)
+    for state in ("creating", "deleting", "hibernating", "waking"):
         if before.get(f'cloche_sandboxes{{status="{state}"}}'):
             problems.append(f"a sandbox is still {state}")
     return problems

@@ -161,6 +161,20 @@ def sandbox(create: Callable[..., Box]) -> Box:
     return create()
 
 
+@pytest.fixture
+def family(api: Api, server: Server) -> Iterator[Api]:
+    """The client. What a test makes with it, forks and snapshots included, is deleted after it, and nothing is left."""
+    before, taken = set(api.made), {one["id"] for one in api.snapshots()}
+    yield api
+    for box in [box for name, box in api.made.items() if name not in before]:
+        _delete(box)
+    for one in api.snapshots():
+        if one["id"] not in taken:
+            api.call("DELETE", f"/v1/snapshots/{one['id']}")
+    problems = leaks.unknown_to_api(server)
+    assert not problems, f"left by a test: {problems}"
+
+
 @pytest.fixture(scope="module")
 def shared(api: Api) -> Iterator[Box]:
     """One sandbox for all tests of a module that do not disturb each other."""

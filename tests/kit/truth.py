@@ -59,8 +59,8 @@ def zombies(parent: int) -> list[int]:
 
 
 def staged(data: Path) -> list[Path]:
-    """Directories of bakes and of interrupted removals."""
-    return [path for path in data.glob("*/.*") if path.name.startswith((".staging-", ".removed-"))]
+    """Directories of bakes and of interrupted removals, and what a fork continues from."""
+    return [path for path in data.glob("*/.*") if path.name.startswith((".staging-", ".removed-", ".fork-"))]
 
 
 def helpers(server: Server) -> list[procs.Proc]:

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from cloche_server.api import wire
+from cloche_server.api import wire, wire_lineage
 from cloche_server.api.docs import error_answer, header
 from cloche_server.settings import Settings
 
@@ -25,6 +25,10 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire.SandboxPatch,
     wire.MkdirBody,
     wire.MoveBody,
+    wire_lineage.ForkBody,
+    wire_lineage.ForkTreeBody,
+    wire_lineage.PromoteBody,
+    wire_lineage.SnapshotBody,
 )
 EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire.OutputEvent,
@@ -39,6 +43,7 @@ _EVERYWHERE: Final = (405, 431)
 _BELOW_V1: Final = (401, 503)
 TAGS: Final = (
     ("sandboxes", "Create, find, change and delete sandboxes."),
+    ("lineage", "Forks, snapshots, pause and hibernation."),
     ("exec", "Run commands in a sandbox."),
     ("files", "Read and write files in a sandbox."),
     ("templates", "What sandboxes are made from."),

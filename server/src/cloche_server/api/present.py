@@ -43,6 +43,10 @@ def sandbox(record: Sandbox) -> dict[str, Any]:
         },
         "generation": record.generation,
     }
+    body["idle_seconds"] = record.idle_seconds
+    body["idle_action"] = record.idle_action.value
+    if record.status_reason is not None:
+        body["status_reason"] = record.status_reason
     if record.parent_id is not None:
         body["parent_id"] = record.parent_id
     if record.fork_tree_id is not None:

@@ -41,9 +41,6 @@ Env = Annotated[
 Ttl = Annotated[StrictInt, Field(ge=0, le=MAX_TTL_SECONDS)]
 Seconds = Annotated[float, Field(ge=0, le=31_536_000, allow_inf_nan=False, strict=True)]
 
-#: Children of one call, as existing clients expect.
-MAX_FORKS = 16
-
 
 class Wire(BaseModel):
     """Unknown fields are ignored: older and newer clients send more than this server knows."""
@@ -69,6 +66,10 @@ class CreateBody(Wire):
         None, description="Deleted this long after creation; 0 = never. Default: the server's."
     )
     persistent: StrictBool = Field(False, description="No TTL at all.")
+    idle_seconds: Ttl = Field(
+        0, description="After so long without a command, a transfer or a call: `idle_action`; 0 = never."
+    )
+    idle_action: Literal["pause", "hibernate", "delete"] = "hibernate"
     metadata: Metadata = Field(default_factory=dict, description="Labels. Keys `secret.*` are never shown again.")
     env: Env = Field(default_factory=dict, description="Environment of every command.")
     cwd: Cwd | None = Field(
@@ -131,27 +132,8 @@ class SandboxPatch(Wire):
     )
     ttl_seconds: Ttl | None = Field(None, description="Counted from now; 0 = never.")
     persistent: StrictBool | None = Field(None, description="True: no TTL at all.")
-
-
-class ForkBody(Wire):
-    count: Annotated[StrictInt, Field(ge=1, le=MAX_FORKS)] = Field(1, description="So many children of one moment.")
-    ttl_seconds: Ttl | None = Field(None, description="Default: as the parent was given.")
-    persistent: StrictBool | None = Field(None, description="Default: as the parent.")
-    metadata: Metadata = Field(default_factory=dict, description="On top of the parent's labels.")
-    env: Env = Field(default_factory=dict, description="On top of the parent's environment, for new commands.")
-
-
-class ForkTreeBody(ForkBody):
-    count: Annotated[StrictInt, Field(ge=1, le=MAX_FORKS)] = Field(2, description="So many children of one moment.")
-
-
-class PromoteBody(Wire):
-    tree_id: ShortText | None = Field(None, description="Default: the tree the sandbox is a child of.")
-    cleanup_siblings: StrictBool = Field(False, description="Delete the other children.")
-
-
-class SnapshotBody(Wire):
-    name: ShortText | None = Field(None, description="For people; need not be unique.")
+    idle_seconds: Ttl | None = Field(None, description="Counted from now; 0 = never.")
+    idle_action: Literal["pause", "hibernate", "delete"] | None = None
 
 
 class MkdirBody(Wire):
@@ -220,64 +202,12 @@ class SandboxAnswer(BaseModel):
     isolation: IsolationAnswer
     termination: TerminationAnswer | None = None
     generation: int
+    status_reason: Literal["asked", "idle"] | None = Field(None, description="Why it is paused or hibernated.")
+    idle_seconds: int
+    idle_action: Literal["pause", "hibernate", "delete"]
     parent_id: str | None = Field(None, description="The sandbox it was forked from.")
     fork_tree_id: str | None = Field(None, description="Children of one fork share it.")
     from_snapshot: str | None = Field(None, description="The snapshot it continued from.")
-
-
-class ForkError(BaseModel):
-    index: int
-    err: str
-    code: str
-
-
-class ForkAnswer(SandboxAnswer):
-    tree_id: str
-    pause_ms: float = Field(description="How long the parent stood still.")
-    children: list[SandboxAnswer] = Field(description="All children; the first one is also the object around it.")
-    errors: list[ForkError] | None = None
-
-
-class ForkTreeAnswer(BaseModel):
-    tree_id: str
-    parent_id: str
-    at: str
-    pause_ms: float
-    children: list[SandboxAnswer]
-    errors: list[ForkError] | None = None
-
-
-class PromoteAnswer(BaseModel):
-    winner: str
-    tree_id: str
-    deleted: list[str]
-    failures: dict[str, str]
-
-
-class StatusAnswer(BaseModel):
-    status: str
-
-
-class SnapshotAnswer(BaseModel):
-    id: str
-    sandbox_id: str
-    name: str | None = None
-    workspace: str
-    template: str
-    template_resolved: str
-    template_id: str
-    cpus: int
-    memory_mb: int
-    disk_mb: int
-    memory: bool = Field(description="It holds memory and processes, not only the disk.")
-    metadata: dict[str, str]
-    size_bytes: int = Field(description="Of memory and device state; the disk is in layers that others share.")
-    parent_snapshot_id: str | None = None
-    created_at: str
-
-
-class SnapshotList(BaseModel):
-    snapshots: list[SnapshotAnswer]
 
 
 class LifecycleAnswer(BaseModel):

@@ -24,8 +24,9 @@ from cloche_server.telemetry import log
 
 _log = log.get("capturing")
 
-#: After this the guest goes on by itself, should this server end in the middle (ms).
-THAW_AFTER_MS: Final = 20_000
+#: After this the guest goes on by itself, should this server end in the middle (ms of its own time, which does not pass
+#: while its vCPUs stand still).
+THAW_AFTER_MS: Final = 5_000
 FREEZE_TIMEOUT: Final = 10.0
 
 

@@ -20,7 +20,7 @@ from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import expires_at
 from cloche_server.core.lifecycle import Status
-from cloche_server.core.records import BootMode, ExecDefaults, Isolation, Resources, Sandbox
+from cloche_server.core.records import BootMode, ExecDefaults, IdleAction, Isolation, Resources, Sandbox
 from cloche_server.host.clock import Clock
 from cloche_server.settings import Settings
 from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
@@ -52,6 +52,8 @@ class CreateRequest:
     defaults: ExecDefaults = field(default_factory=ExecDefaults)
     minimum_boundary: str = "any"
     key: IdempotencyKey | None = None
+    idle_seconds: int = 0
+    idle_action: IdleAction = IdleAction.HIBERNATE
     #: Continue from this instead of the template, which `template` then only names.
     source: Source | None = None
     parent_id: str | None = None
@@ -296,6 +298,8 @@ class Creator:
             parent_id=request.parent_id,
             fork_tree_id=request.fork_tree_id,
             snapshot_id=request.snapshot_id,
+            idle_seconds=request.idle_seconds,
+            idle_action=request.idle_action,
         )
         try:
             work.entry = await self._supervisor.admit(record, request.key)

@@ -9,7 +9,7 @@ from typing import Any
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import expires_at
-from cloche_server.core.lifecycle import Event, allowed
+from cloche_server.core.lifecycle import Event, Status, allowed
 from cloche_server.core.ports import Machine, MachineExit
 from cloche_server.core.records import Sandbox, Termination, TerminationReason
 from cloche_server.guest.client import GuestClient
@@ -32,6 +32,17 @@ class Entry:
     layer_released: bool = False
     mailbox: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+    #: Set at the next move, and then another one takes its place.
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def idle_left(self, now: float) -> float | None:
+        """Seconds until it has been idle for as long as it may be; None when that ends nothing. `now` is monotonic."""
+        record = self.record
+        if not record.idle_seconds or record.status is not Status.RUNNING:
+            return None
+        if self.running_execs:
+            return float(record.idle_seconds)
+        return max(0.0, self.last_activity + record.idle_seconds - now)
 
 
 @dataclass(slots=True)

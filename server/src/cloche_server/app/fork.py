@@ -71,13 +71,15 @@ class Forks:
         self._machines = machines
         self._lifecycle = lifecycle
 
-    async def fork(self, workspace: str, sandbox_id: str, request: ForkRequest) -> Forked:
+    async def make(self, workspace: str, sandbox_id: str, request: ForkRequest) -> Forked:
         """Children of a running or paused sandbox, which stands still for a moment and goes on. Raises what a create
         raises when no child came to life; then nothing is left of any."""
         entry = await self._access.awake(workspace, sandbox_id)
         self._creator.check_room(entry.record.resources)
         tree = id_from_random(random_bytes(16))
-        source, pause = await self._supervisor.perform(entry, lambda: self._source(entry, tree))
+        source, pause = await self._supervisor.perform(
+            entry, lambda: self._source(entry, tree), undo=lambda made: self._let_go(made[0])
+        )
         try:
             wanted = self._child(entry.record, request, source, tree)
             made = await asyncio.gather(
@@ -127,6 +129,8 @@ class Forks:
             persistent=parent.persistent if request.persistent is None else request.persistent,
             metadata={**parent.metadata, **request.metadata, "fork_parent_id": parent.id, "fork_tree_id": tree},
             defaults=ExecDefaults({**defaults.env, **request.env}, defaults.cwd, defaults.user),
+            idle_seconds=parent.idle_seconds,
+            idle_action=parent.idle_action,
             source=source,
             parent_id=parent.id,
             fork_tree_id=tree,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -11,8 +12,11 @@ from cloche_server.app.entry import Entry, rearmed
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Event, Status
-from cloche_server.core.records import Sandbox, TerminationReason
+from cloche_server.core.records import IdleAction, Sandbox, TerminationReason
 from cloche_server.host.clock import Clock
+
+#: A wait looks again after so many seconds, whatever it was told.
+LONGEST_LOOK = 10.0
 
 
 class LifecycleVerbs:
@@ -48,6 +52,33 @@ class LifecycleVerbs:
             return rearmed(record, now, ttl, keep)
 
         return entry, await self._supervisor.change(entry, change)
+
+    async def set_idle(
+        self, workspace: str, sandbox_id: str, idle_seconds: int | None, action: IdleAction | None
+    ) -> Sandbox:
+        """From when on it counts as idle, and what happens then; what is not given stays as it is."""
+        entry = await self._access.find(workspace, sandbox_id)
+
+        def change(record: Sandbox) -> Sandbox:
+            _still_there(record)
+            seconds = record.idle_seconds if idle_seconds is None else idle_seconds
+            return replace(record, idle_seconds=seconds, idle_action=action or record.idle_action)
+
+        entry.last_activity = self._clock.monotonic()
+        return await self._supervisor.change(entry, change)
+
+    async def wait(self, workspace: str, sandbox_id: str, wanted: frozenset[Status], timeout: float) -> Sandbox:
+        """The record as soon as it is in one of the `wanted` states, or can get there by itself no more, or when
+        `timeout` seconds have passed. Raises `sandbox.not_found`, also for one that ends meanwhile."""
+        deadline = self._clock.monotonic() + timeout
+        while True:
+            entry = await self._access.find(workspace, sandbox_id)
+            left = deadline - self._clock.monotonic()
+            if entry.record.status in wanted or entry.record.status is Status.FAILED or left <= 0:
+                return entry.record
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(left, LONGEST_LOOK)):
+                    await entry.moved.wait()
 
     async def set_metadata(self, workspace: str, sandbox_id: str, changes: Mapping[str, str | None]) -> Sandbox:
         """Sets keys; None removes one."""

@@ -7,6 +7,7 @@ removed. The truth about processes is the process table, not a file that says so
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,7 @@ from cloche_server.core.lifecycle import Event as LifecycleEvent
 from cloche_server.core.ports import Machine
 from cloche_server.core.records import ProcessRef, Sandbox, Termination, TerminationReason
 from cloche_server.guest.client import GuestClient
+from cloche_server.guest.types import RenewRequest
 from cloche_server.host import process
 from cloche_server.host.clock import Clock
 from cloche_server.storage.layers import SUFFIX
@@ -68,15 +70,16 @@ class Reconciler:
                 "restore the database that knows them, or end them with `cloche-server stop --sandboxes`",
             )
         adopted = failed = finished = 0
-        for record in records.values():
-            if record.status in {Status.HIBERNATING, Status.WAKING}:
+        for record in list(records.values()):
+            interrupted = record.status in {Status.HIBERNATING, Status.WAKING}
+            if interrupted:
                 record = await self._half_asleep(record, found.get(record.id))
                 records[record.id] = record
             if record.status in ON_RESTART:
                 await self._finish(record, found.get(record.id))
                 finished += 1
             elif record.status in {Status.RUNNING, Status.PAUSED}:
-                if await self._adopt(record, found.get(record.id)):
+                if await self._adopt(record, found.get(record.id), interrupted):
                     adopted += 1
                 else:
                     await self._end(found.get(record.id))  # a machine that nobody steers must not run on
@@ -91,7 +94,8 @@ class Reconciler:
             metrics.restored.labels(outcome).inc(getattr(report, outcome))
         return report
 
-    async def _adopt(self, record: Sandbox, ref: ProcessRef | None) -> bool:
+    async def _adopt(self, record: Sandbox, ref: ProcessRef | None, interrupted: bool) -> bool:
+        """`interrupted`: in a hibernation or a wake, so its clock and its commands may still stand."""
         if ref is None or ref != record.process:
             return False
         directory = self._machines.root / record.id
@@ -111,6 +115,12 @@ class Reconciler:
             layer = (await machine.active_layer()).name.removesuffix(SUFFIX)
             if layer != record.layer_id:
                 await self._supervisor.set_layer(entry, layer)
+        if record.status is Status.RUNNING:
+            # Its server may have ended while the vCPUs stood still for a capture.
+            await machine.resume()
+            if interrupted and entry.guest is not None:
+                with contextlib.suppress(ClocheError):
+                    await entry.guest.renew(RenewRequest(time_now=True, thaw=True), timeout=30)
         return True
 
     async def _half_asleep(self, record: Sandbox, ref: ProcessRef | None) -> Sandbox:

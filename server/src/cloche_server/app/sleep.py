@@ -15,7 +15,7 @@ from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Event, Status
 from cloche_server.core.ports import Captured
-from cloche_server.core.records import BootMode, Sandbox
+from cloche_server.core.records import BootMode, IdleAction, Sandbox, TerminationReason
 from cloche_server.guest.types import RenewRequest
 from cloche_server.host import files
 from cloche_server.host.clock import Clock
@@ -48,6 +48,18 @@ class SleepVerbs:
         self._capacity = capacity
         self._clock = clock
         access.waker = self.wake_entry
+        supervisor.on_idle = self._idle
+
+    async def _idle(self, entry: Entry) -> None:
+        """Nothing has been going on in it for as long as it was told."""
+        action = entry.record.idle_action
+        _log.info("sandbox.idle", sandbox=entry.record.id, action=action.value)
+        if action is IdleAction.PAUSE:
+            await self._pause(entry, reason="idle")
+        elif action is IdleAction.HIBERNATE:
+            await self._hibernate(entry, reason="idle")
+        else:
+            self._supervisor.end_soon(entry, TerminationReason.IDLE)
 
     # ---------------------------------------------------------------- pause
 
@@ -55,7 +67,7 @@ class SleepVerbs:
         entry = await self._access.find(workspace, sandbox_id)
         return await self._supervisor.perform(entry, lambda: self._pause(entry))
 
-    async def _pause(self, entry: Entry) -> Sandbox:
+    async def _pause(self, entry: Entry, reason: str = "asked") -> Sandbox:
         if entry.record.status is Status.PAUSED:
             return entry.record
         if entry.record.status is not Status.RUNNING or entry.machine is None:
@@ -67,7 +79,7 @@ class SleepVerbs:
         except ClocheError as error:
             _log.warning("pause.not_frozen", sandbox=entry.record.id, error=error.message)
         await entry.machine.pause()
-        return await self._supervisor.move(entry, Event.PAUSE)
+        return await self._supervisor.move(entry, Event.PAUSE, status_reason=reason)
 
     async def resume(self, workspace: str, sandbox_id: str) -> Sandbox:
         """The TTL is counted anew from now, as it was set. A sandbox that runs is left as it is."""
@@ -84,7 +96,8 @@ class SleepVerbs:
             await entry.guest.renew(RenewRequest(time_now=True, thaw=True), timeout=10)
         except ClocheError as error:
             _log.warning("clock.not_set", sandbox=entry.record.id, error=error.message)
-        return await self._supervisor.move(entry, Event.RESUME, **self._ttl(entry.record))
+        entry.last_activity = self._clock.monotonic()
+        return await self._supervisor.move(entry, Event.RESUME, status_reason=None, **self._ttl(entry.record))
 
     def _ttl(self, record: Sandbox) -> dict[str, float | None]:
         now = self._clock.now()
@@ -96,7 +109,7 @@ class SleepVerbs:
         entry = await self._access.find(workspace, sandbox_id)
         return await self._supervisor.perform(entry, lambda: self._hibernate(entry))
 
-    async def _hibernate(self, entry: Entry) -> Sandbox:
+    async def _hibernate(self, entry: Entry, reason: str = "asked") -> Sandbox:
         if entry.record.status is Status.HIBERNATED:
             return entry.record
         if entry.record.status not in {Status.RUNNING, Status.PAUSED} or entry.machine is None:
@@ -107,7 +120,7 @@ class SleepVerbs:
         paused = entry.record.status is Status.PAUSED
         try:
             async with self._capturer.frozen(entry):
-                await self._supervisor.move(entry, Event.HIBERNATE)
+                await self._supervisor.move(entry, Event.HIBERNATE, status_reason=reason)
                 captured = await entry.machine.capture(memory=True, new_layer=None, recorded=None, goes_on=False)
                 try:
                     await asyncio.to_thread(self._save, entry.record, captured, template.id)
@@ -133,7 +146,7 @@ class SleepVerbs:
         if paused and entry.machine is not None:
             await entry.machine.resume()
             await self._capturer.thaw(entry)
-        await self._supervisor.move(entry, Event.UNDONE)
+        await self._supervisor.move(entry, Event.UNDONE, status_reason=None)
 
     def _save(self, record: Sandbox, captured: Captured, template_id: str) -> None:
         directory = self._machines.root / record.id
@@ -196,6 +209,7 @@ class SleepVerbs:
             raise
         self._supervisor.attach(entry, slot.machine, slot.guest)
         await asyncio.to_thread(files.remove_tree, directory / USED)
+        entry.last_activity = self._clock.monotonic()
         took = max(1, round((self._clock.monotonic() - began) * 1000))
         return await self._supervisor.move(
             entry,
@@ -204,6 +218,7 @@ class SleepVerbs:
             started_at=self._clock.now(),
             boot_ms=took,
             boot_mode=BootMode.WAKE,
+            status_reason=None,
             **self._ttl(entry.record),
         )
 

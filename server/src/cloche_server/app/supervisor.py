@@ -53,6 +53,8 @@ class Supervisor:
         self._group = group
         self._entries: dict[str, Entry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        #: Does the idle action of a sandbox, inside its task; set once, by what knows how.
+        self.on_idle: Callable[[Entry], Awaitable[None]] | None = None
 
     def get(self, sandbox_id: str) -> Entry | None:
         return self._entries.get(sandbox_id)
@@ -127,9 +129,11 @@ class Supervisor:
         entry.mailbox.put_nowait(message)
         return await asyncio.shield(message.done)
 
-    async def perform(self, entry: Entry, work: Callable[[], Awaitable[_T]]) -> _T:
+    async def perform(
+        self, entry: Entry, work: Callable[[], Awaitable[_T]], undo: Callable[[_T], Awaitable[None]] | None = None
+    ) -> _T:
         """Has the task of a sandbox do `work`: nothing else changes the sandbox meanwhile. It goes on when its
-        caller is cancelled."""
+        caller is cancelled; what came of it is then given to `undo`."""
         results: list[_T] = []
 
         async def run() -> None:
@@ -137,8 +141,18 @@ class Supervisor:
 
         message = Message(Event.BOOTED, asyncio.get_running_loop().create_future(), work=run)
         entry.mailbox.put_nowait(message)
-        await asyncio.shield(message.done)
+        try:
+            await asyncio.shield(message.done)
+        except asyncio.CancelledError:
+            if undo is not None:
+                self._own(self._undo(message, results, undo), f"undo in {entry.record.id}")
+            raise
         return results[0]
+
+    async def _undo(self, message: Message, results: list[_T], undo: Callable[[_T], Awaitable[None]]) -> None:
+        await asyncio.wait({message.done})
+        for result in results:
+            await undo(result)
 
     # ---------------------------------------------------------------- the task of one sandbox
 
@@ -185,6 +199,11 @@ class Supervisor:
         if is_due(now, expires) and entry.mailbox.empty():
             self._post_nowait(entry, Event.EXPIRED, reason=TerminationReason.TTL)
         wait = LONGEST_WAIT if expires is None else min(LONGEST_WAIT, max(0.0, expires - now))
+        idle = entry.idle_left(self._clock.monotonic())
+        if idle is not None:
+            if idle == 0 and entry.mailbox.empty():
+                entry.mailbox.put_nowait(self._idle_message(entry))
+            wait = min(wait, max(idle, 0.05))
         if entry.unsaved:
             wait = min(wait, AGAIN_AFTER)
         try:
@@ -192,6 +211,18 @@ class Supervisor:
                 return await entry.mailbox.get()
         except TimeoutError:
             return None
+
+    def _idle_message(self, entry: Entry) -> Message:
+        async def work() -> None:
+            if self.on_idle is None or entry.idle_left(self._clock.monotonic()) != 0:
+                return  # somebody has come in the meantime
+            try:
+                await self.on_idle(entry)
+            finally:
+                # What failed is tried again when it has been idle for as long once more.
+                entry.last_activity = self._clock.monotonic()
+
+        return Message(Event.BOOTED, asyncio.get_running_loop().create_future(), work=work)
 
     def _post_nowait(self, entry: Entry, event: Event, **kwargs: Any) -> None:
         entry.mailbox.put_nowait(Message(event, asyncio.get_running_loop().create_future(), **kwargs))
@@ -279,6 +310,10 @@ class Supervisor:
             _log.error("layer.not_recorded", sandbox=record.id, error=error.message)
             entry.record, entry.unsaved = record, True
 
+    def end_soon(self, entry: Entry, reason: TerminationReason) -> None:
+        """It is deleted as the next thing."""
+        self._post_nowait(entry, Event.DELETE, reason=reason)
+
     def attach(self, entry: Entry, machine: Machine, guest: GuestClient) -> None:
         """The sandbox has a machine again."""
         entry.machine, entry.guest = machine, guest
@@ -317,6 +352,8 @@ class Supervisor:
 
     def _tell(self, entry: Entry, event: Event, before: Status) -> None:
         target = entry.record.status
+        moved, entry.moved = entry.moved, asyncio.Event()
+        moved.set()
         _log.info(
             "sandbox.moved",
             sandbox=entry.record.id,

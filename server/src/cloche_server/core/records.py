@@ -44,10 +44,19 @@ class BootMode(StrEnum):
     WAKE = "wake"  # continues from its own memory, which was on disk
 
 
+class IdleAction(StrEnum):
+    """What happens to a sandbox in which nothing has been going on for a while."""
+
+    PAUSE = "pause"
+    HIBERNATE = "hibernate"
+    DELETE = "delete"
+
+
 class TerminationReason(StrEnum):
     VMM_DIED = "vmm_died"
     GUEST_SHUTDOWN = "guest_shutdown"
     TTL = "ttl"
+    IDLE = "idle"
     DELETED = "deleted"
     CREATE_FAILED = "create_failed"
     HOST_RESTART = "host_restart"
@@ -125,6 +134,11 @@ class Sandbox:
     parent_id: str | None = None
     fork_tree_id: str | None = None
     snapshot_id: str | None = None
+    #: After so many seconds without a command, a transfer or a call: `idle_action`. 0: never.
+    idle_seconds: int = 0
+    idle_action: IdleAction = IdleAction.HIBERNATE
+    #: Why it is paused or hibernated: `asked` or `idle`.
+    status_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

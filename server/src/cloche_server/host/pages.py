@@ -206,15 +206,18 @@ def _scan(fd: int, region: Region) -> Iterator[Run]:
         for i in range(0, 3 * found, 3):
             yield (vector[i] - region.start) // PAGE, (vector[i + 1] - vector[i]) // PAGE
         if found < _REGIONS:
-            return  # `walk_end` is not to be trusted then: some kernels leave it where their own buffer was full
-        at = _SCAN_ARG.unpack(argument)[4]
+            return
+        at = vector[3 * found - 2]  # not `walk_end`: some kernels leave it where their own buffer was full before
 
 
 def _read_pagemap(fd: int, region: Region) -> Iterator[Run]:
     first = region.start // PAGE
     for at in range(0, region.length // PAGE, 1 << 15):
-        entries = array.array("Q")
-        entries.frombytes(os.pread(fd, 8 * min(1 << 15, region.length // PAGE - at), 8 * (first + at)))
+        size = 8 * min(1 << 15, region.length // PAGE - at)
+        raw = os.pread(fd, size, 8 * (first + at))
+        if len(raw) != size:  # of a process that has ended there is nothing to read, and that is no error
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
+        entries = array.array("Q", raw)
         for number, entry in enumerate(entries):
             # Bit 63: present, 62: swapped, 61: of a file or shared.
             if entry >> 62 and not entry >> 61 & 1:

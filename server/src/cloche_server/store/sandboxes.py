@@ -10,6 +10,7 @@ from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import (
     BootMode,
     ExecDefaults,
+    IdleAction,
     Isolation,
     ProcessRef,
     Resources,
@@ -52,6 +53,9 @@ def to_row(sandbox: Sandbox) -> dict[str, Any]:
         "parent_id": sandbox.parent_id,
         "fork_tree_id": sandbox.fork_tree_id,
         "snapshot_id": sandbox.snapshot_id,
+        "idle_seconds": sandbox.idle_seconds,
+        "idle_action": sandbox.idle_action.value,
+        "status_reason": sandbox.status_reason,
     }
 
 
@@ -87,6 +91,9 @@ def from_row(row: Row) -> Sandbox:
         parent_id=row["parent_id"],
         fork_tree_id=row["fork_tree_id"],
         snapshot_id=row["snapshot_id"],
+        idle_seconds=row["idle_seconds"],
+        idle_action=IdleAction(row["idle_action"]),
+        status_reason=row["status_reason"],
     )
 
 

@@ -12,7 +12,7 @@ from cloche_server.api.context import SandboxId, ServicesDep, Workspace
 from cloche_server.api.docs import answers, json_body
 from cloche_server.api.respond import json_response, read_model, while_connected
 from cloche_server.api.routes.sandboxes import check_ttl
-from cloche_server.api.wire import (
+from cloche_server.api.wire_lineage import (
     ForkAnswer,
     ForkBody,
     ForkTreeAnswer,
@@ -27,7 +27,7 @@ from cloche_server.api.wire import (
 from cloche_server.app.fork import ForkRequest
 from cloche_server.core.command import check_env
 
-router = APIRouter(tags=["forks and snapshots"])
+router = APIRouter(tags=["lineage"])
 
 SnapshotId = Annotated[str, Path(description="Id of a snapshot.")]
 _MADE = answers(400, 404, 409, 413, 500, 502, 503, 507)
@@ -53,7 +53,7 @@ async def fork(sandbox_id: SandboxId, request: Request, services: ServicesDep, w
     the object itself. 503 and 507: nothing was made."""
     body = await read_model(request, ForkBody)
     wanted = _fork_request(body, services)
-    made = await while_connected(request, services.forks.fork(workspace, sandbox_id, wanted))
+    made = await while_connected(request, services.forks.make(workspace, sandbox_id, wanted))
     tree = present.fork_tree(sandbox_id, made, services.clock.now())
     return json_response({**tree["children"][0], **{k: v for k, v in tree.items() if k != "at"}}, 201)
 
@@ -70,7 +70,7 @@ async def fork(sandbox_id: SandboxId, request: Request, services: ServicesDep, w
 async def fork_tree(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
     body = await read_model(request, ForkTreeBody)
     wanted = _fork_request(body, services)
-    made = await while_connected(request, services.forks.fork(workspace, sandbox_id, wanted))
+    made = await while_connected(request, services.forks.make(workspace, sandbox_id, wanted))
     return json_response(present.fork_tree(sandbox_id, made, services.clock.now()), 201)
 
 

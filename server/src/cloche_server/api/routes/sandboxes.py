@@ -29,7 +29,8 @@ from cloche_server.app.create import CreateRequest
 from cloche_server.app.services import Services
 from cloche_server.core.command import check_env
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.records import ExecDefaults, Sandbox
+from cloche_server.core.lifecycle import LISTED
+from cloche_server.core.records import ExecDefaults, IdleAction, Sandbox
 from cloche_server.settings import Settings
 
 router = APIRouter(tags=["sandboxes"])
@@ -87,6 +88,8 @@ def _create_request(body: CreateBody, workspace: str, settings: Settings) -> Cre
         metadata=body.metadata,
         defaults=ExecDefaults(body.env, body.cwd, body.user),
         minimum_boundary=body.minimum_boundary,
+        idle_seconds=body.idle_seconds,
+        idle_action=IdleAction(body.idle_action),
     )
 
 
@@ -203,6 +206,40 @@ async def patch(sandbox_id: SandboxId, request: Request, services: ServicesDep, 
         record = await services.lifecycle.set_metadata(workspace, sandbox_id, body.metadata)
     if body.ttl_seconds is not None or body.persistent is not None:
         _, record = await services.lifecycle.set_ttl(workspace, sandbox_id, body.ttl_seconds, body.persistent)
+    if body.idle_seconds is not None or body.idle_action is not None:
+        action = IdleAction(body.idle_action) if body.idle_action is not None else None
+        record = await services.lifecycle.set_idle(workspace, sandbox_id, body.idle_seconds, action)
+    return json_response(present.sandbox(record))
+
+
+@router.get(
+    "/sandboxes/{sandbox_id}/wait",
+    response_model=SandboxAnswer,
+    responses=answers(400, 404),
+    summary="Wait for a state",
+)
+async def wait(
+    sandbox_id: SandboxId,
+    request: Request,
+    services: ServicesDep,
+    workspace: Workspace,
+    status: Annotated[
+        str, Query(description="States, separated by commas.", json_schema_extra={"pattern": "^[a-z]+(,[a-z]+)*$"})
+    ] = "running",
+    timeout: Annotated[float, Query(ge=0, le=600, description="Seconds.")] = 60,
+) -> Response:
+    """The sandbox as soon as it is in one of the states, or has failed, or when the time is up: see its `status`. 404
+    with the reason when it ends meanwhile."""
+    known = {one.value: one for one in LISTED}
+    wanted = [known.get(name) for name in status.split(",")]
+    if None in wanted:
+        raise ClocheError(
+            "request.invalid",
+            f"status must be among {', '.join(sorted(known))}, separated by commas",
+            details={"field": "status"},
+        )
+    found = frozenset(one for one in wanted if one is not None)
+    record = await while_connected(request, services.lifecycle.wait(workspace, sandbox_id, found, timeout))
     return json_response(present.sandbox(record))
 
 

@@ -3,3 +3,6 @@ ALTER TABLE sandboxes ADD COLUMN layer_id TEXT NOT NULL DEFAULT '';
 ALTER TABLE sandboxes ADD COLUMN parent_id TEXT;
 ALTER TABLE sandboxes ADD COLUMN fork_tree_id TEXT;
 ALTER TABLE sandboxes ADD COLUMN snapshot_id TEXT;
+ALTER TABLE sandboxes ADD COLUMN idle_seconds INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE sandboxes ADD COLUMN idle_action TEXT NOT NULL DEFAULT 'hibernate';
+ALTER TABLE sandboxes ADD COLUMN status_reason TEXT;

@@ -1,0 +1,88 @@
+"""Request and answer types of forks, snapshots, pause and hibernation."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import BaseModel, Field, StrictBool, StrictInt
+
+from cloche_server.api.wire import Env, Metadata, SandboxAnswer, ShortText, Ttl, Wire
+
+#: Children of one call, as existing clients expect.
+MAX_FORKS = 16
+
+
+class ForkBody(Wire):
+    count: Annotated[StrictInt, Field(ge=1, le=MAX_FORKS)] = Field(1, description="So many children of one moment.")
+    ttl_seconds: Ttl | None = Field(None, description="Default: as the parent was given.")
+    persistent: StrictBool | None = Field(None, description="Default: as the parent.")
+    metadata: Metadata = Field(default_factory=dict, description="On top of the parent's labels.")
+    env: Env = Field(default_factory=dict, description="On top of the parent's environment, for new commands.")
+
+
+class ForkTreeBody(ForkBody):
+    count: Annotated[StrictInt, Field(ge=1, le=MAX_FORKS)] = Field(2, description="So many children of one moment.")
+
+
+class PromoteBody(Wire):
+    tree_id: ShortText | None = Field(None, description="Default: the tree the sandbox is a child of.")
+    cleanup_siblings: StrictBool = Field(False, description="Delete the other children.")
+
+
+class SnapshotBody(Wire):
+    name: ShortText | None = Field(None, description="For people; need not be unique.")
+
+
+class ForkError(BaseModel):
+    index: int
+    err: str
+    code: str
+
+
+class ForkAnswer(SandboxAnswer):
+    tree_id: str
+    pause_ms: float = Field(description="How long the parent stood still.")
+    children: list[SandboxAnswer] = Field(description="All children; the first one is also the object around it.")
+    errors: list[ForkError] | None = None
+
+
+class ForkTreeAnswer(BaseModel):
+    tree_id: str
+    parent_id: str
+    at: str
+    pause_ms: float
+    children: list[SandboxAnswer]
+    errors: list[ForkError] | None = None
+
+
+class PromoteAnswer(BaseModel):
+    winner: str
+    tree_id: str
+    deleted: list[str]
+    failures: dict[str, str]
+
+
+class StatusAnswer(BaseModel):
+    status: str
+
+
+class SnapshotAnswer(BaseModel):
+    id: str
+    sandbox_id: str
+    name: str | None = None
+    workspace: str
+    template: str
+    template_resolved: str
+    template_id: str
+    cpus: int
+    memory_mb: int
+    disk_mb: int
+    memory: bool = Field(description="It holds memory and processes, not only the disk.")
+    metadata: dict[str, str]
+    size_bytes: int = Field(description="Of memory and device state; the disk is in layers that others share.")
+    parent_snapshot_id: str | None = None
+    created_at: str
+
+
+class SnapshotList(BaseModel):
+    snapshots: list[SnapshotAnswer]
