@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -274,24 +275,105 @@ def test_a_wrong_token(server: Server) -> None:
         _client(server, api_key="x").sandboxes.create()
 
 
-def test_what_is_not_there_says_so(client: pandastack.Client, box: pandastack.Sandbox) -> None:
+def test_what_is_not_there_says_so(client: pandastack.Client) -> None:
     calls = (
-        box.fork,
-        lambda: box.fork_tree(2),
-        box.promote,
-        box.snapshot,
-        box.pause,
-        box.resume,
-        box.hibernate,
-        box.wake,
         client.templates.builds,
-        client.snapshots.list,
-        lambda: client.sandboxes.create(from_snapshot="s"),
         lambda: client.sandboxes.create(volumes=[{"name": "v"}]),
     )
     for call in calls:
         with pytest.raises(pandastack.ServerError, match="not available in this release"):
             call()
+
+
+# ------------------------------------------------------------------ forks, snapshots, sleep
+
+
+def test_fork(client: pandastack.Client) -> None:
+    with client.sandboxes.create(metadata={"a": "b"}) as parent:
+        parent.exec("echo disk > /root/f; echo memory > /dev/shm/m")
+        with parent.fork(metadata={"c": "d"}) as child:
+            assert child.id != parent.id
+            assert child.status == "running"
+            assert {k: child.metadata[k] for k in ("a", "c", "fork_parent_id")} == {
+                "a": "b",
+                "c": "d",
+                "fork_parent_id": parent.id,
+            }
+            assert child.exec("cat /root/f /dev/shm/m").stdout == "disk\nmemory\n"
+            child.exec("echo child > /root/f")
+            assert parent.exec("cat /root/f").stdout == "disk\n"
+
+
+def test_fork_tree_and_promote(client: pandastack.Client) -> None:
+    with client.sandboxes.create() as parent:
+        parent.exec("echo disk > /root/f")
+        children = parent.fork_tree(3)
+        try:
+            assert len({child.id for child in children}) == 3
+            assert [child.exec("cat /root/f").stdout for child in children] == ["disk\n"] * 3
+            told = children[0].promote(cleanup_siblings=True)
+            assert told["winner"] == children[0].id
+            assert set(told["deleted"]) == {child.id for child in children[1:]}
+            assert told["failures"] == {}
+            left = {found.id for found in client.sandboxes.list()}
+            assert left >= {parent.id, children[0].id}
+            assert not left & set(told["deleted"])
+        finally:
+            for child in children:
+                with contextlib.suppress(pandastack.NotFoundError):
+                    child.kill()
+
+
+def test_explore(client: pandastack.Client) -> None:
+    """The best of several attempts is kept, the others are gone, and the parent is as it was."""
+    with client.sandboxes.create() as parent:
+        found = parent.explore(
+            ["echo 3 > /root/result", "echo 9 > /root/result", "exit 1"],
+            score_fn=lambda made, _: float(made.exec("cat /root/result").stdout or 0),
+        )
+        assert found.errors == []
+        assert found.reap_failures == {}
+        assert found.winner is not None
+        with found.winner as winner:
+            assert winner.exec("cat /root/result").stdout == "9\n"
+            assert len(found.reaped) == 2
+            assert parent.exec("ls /root/result").exit_code != 0
+            assert not set(found.reaped) & {one.id for one in client.sandboxes.list()}
+
+
+def test_snapshots(client: pandastack.Client) -> None:
+    with client.sandboxes.create() as made:
+        made.exec("echo disk > /root/f; echo memory > /dev/shm/m")
+        snapshot = made.snapshot()
+    listed = {found["id"]: found for found in client.snapshots.list()}
+    assert listed[snapshot]["sandbox_id"] == made.id
+    assert [found["id"] for found in client.snapshots.list(sandbox_id=made.id)] == [snapshot]
+    assert client.snapshots.get(snapshot) == listed[snapshot]
+    assert {"id", "sandbox_id", "template", "size_bytes", "created_at"} <= set(listed[snapshot])
+    with client.sandboxes.create(from_snapshot=snapshot) as again:
+        assert again.exec("cat /root/f /dev/shm/m").stdout == "disk\nmemory\n"
+        client.snapshots.delete(snapshot)
+        assert again.exec("cat /root/f").stdout == "disk\n"
+    with pytest.raises(pandastack.NotFoundError):
+        client.snapshots.get(snapshot)
+    with pytest.raises(pandastack.NotFoundError):
+        client.sandboxes.create(from_snapshot=snapshot)
+
+
+def test_pause_and_hibernate(client: pandastack.Client) -> None:
+    with client.sandboxes.create() as made:
+        made.exec("echo memory > /dev/shm/m")
+        made.pause()
+        assert made.refresh().status == "paused"
+        made.resume()
+        assert made.exec("cat /dev/shm/m").stdout == "memory\n"
+        made.hibernate()
+        assert made.refresh().status == "hibernated"
+        assert made.exec("cat /dev/shm/m").stdout == "memory\n", "a command wakes it"
+        made.hibernate()
+        made.wake()
+        assert made.refresh().status == "running"
+        assert made.filesystem.read("/dev/shm/m") == b"memory\n"
 
 
 # ------------------------------------------------------------------ capacity

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import secrets
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -39,7 +40,14 @@ SEMANTIC = {
     "sandboxes_list",
     "exec_get",
     "exec_attach",
+    "lineage_fork",
+    "lineage_fork_tree",
+    "lineage_promote",
 }
+#: Snapshots that no generated request may delete.
+KEPT: set[str] = set()
+#: What puts the sandbox of all tests back into the state that the others need.
+UNDO = {"lineage_pause": "resume", "lineage_hibernate": "wake"}
 
 
 def closed(document: dict[str, Any]) -> dict[str, Any]:
@@ -52,10 +60,11 @@ def closed(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def aimed(document: dict[str, Any], sandbox: str, exec_id: str) -> dict[str, Any]:
+def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str) -> dict[str, Any]:
     """Most ids are those of something that lives; nothing runs for ever, and nothing is baked."""
     found = closed(document)
     values = {"sandbox_id": [sandbox, "z" * 20], "exec_id": [exec_id, "nope"], "name": ["base", "nope"]}
+    values["snapshot_id"] = [snapshot, "z" * 20]
     for path, operations in found["paths"].items():
         for operation in operations.values():
             operation["responses"].get("201", {}).pop("links", None)
@@ -70,6 +79,9 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str) -> dict[str, Any
         create[name] = {"enum": [*allowed, None]}
     create["disk_gb"] = {"enum": [4, None]}
     create["template"] = {"enum": ["base", "ubuntu-24.04", None]}
+    create["from_snapshot"] = {"enum": [snapshot, "nope", None]}
+    for body in ("ForkBody", "ForkTreeBody"):
+        found["components"]["schemas"][body]["properties"]["count"] = {"enum": [1, 2]}
     return found
 
 
@@ -79,12 +91,16 @@ def document(api: Api) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def fuzzed(api: Api, document: dict[str, Any], shared: Box) -> Any:
+def fuzzed(api: Api, document: dict[str, Any], shared: Box) -> Iterator[Any]:
     exec_id = shared.start("echo recorded; exit 3")
     shared.follow_all(exec_id)
-    found = schemathesis.openapi.from_dict(aimed(document, shared.id, exec_id))
+    snapshot = shared.snapshot()
+    found = schemathesis.openapi.from_dict(aimed(document, shared.id, exec_id, snapshot))
     found.config.update(base_url=api.url)
-    return found
+    KEPT.add(snapshot)
+    yield found
+    KEPT.discard(snapshot)
+    api.call("DELETE", f"/v1/snapshots/{snapshot}")
 
 
 def _operations() -> list[tuple[str, bool]]:
@@ -102,7 +118,10 @@ OPERATIONS = _operations()
 
 def _check(case: schemathesis.Case, api: Api) -> None:
     name = case.operation.definition.raw["operationId"]
-    if name == "sandboxes_delete" and (case.path_parameters or {}).get("sandbox_id") in api.made:
+    path = case.path_parameters or {}
+    if name == "sandboxes_delete" and path.get("sandbox_id") in api.made:
+        return
+    if name == "lineage_delete_snapshot" and path.get("snapshot_id") in KEPT:
         return
     excluded: list[CheckFunction] = [not_a_server_error, *([positive_data_acceptance] if name in SEMANTIC else ())]
     headers = {"Authorization": f"Bearer {api.token}"}
@@ -114,8 +133,21 @@ def _check(case: schemathesis.Case, api: Api) -> None:
         case.validate_response(response, excluded_checks=excluded, headers=headers)
         assert response.status_code < 500 or response.status_code in {501, 503, 504, 507}, response.text
     finally:
-        if name == "sandboxes_create" and response.status_code == 201:
-            api.request("DELETE", f"/v1/sandboxes/{response.json()['id']}")
+        _undo(name, path, response, api)
+
+
+def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
+    """Deletes what was made, and wakes what was put to sleep."""
+    if response.status_code >= 300:
+        return
+    if name in UNDO:
+        api.call("POST", f"/v1/sandboxes/{path['sandbox_id']}/{UNDO[name]}")
+    elif name == "lineage_take_snapshot":
+        api.call("DELETE", f"/v1/snapshots/{response.json()['id']}")
+    elif response.status_code == 201 and name in {"sandboxes_create", "lineage_fork", "lineage_fork_tree"}:
+        made = response.json()
+        for one in made.get("children", [made]):
+            api.request("DELETE", f"/v1/sandboxes/{one['id']}")
 
 
 def _try(strategy: Any, api: Api, number: int, examples: int) -> None:

@@ -52,6 +52,21 @@ def test_the_walk(server: Server) -> None:
     assert b"event: exit\ndata: " in body
     assert curl("/v1/sandboxes", "-X", "DELETE")[0] == 405
     status, body = curl(f"{path}/fork", *as_json, "-d", "{}")
+    assert (status, json.loads(body)["status"]) == (201, "running")
+    child = f"/v1/sandboxes/{json.loads(body)['id']}"
+    assert curl(f"{child}/fs?path=/tmp/hello.txt") == (200, b"bytes \x00\xff\n")
+    assert curl(f"{child}/pause", "-X", "POST") == (204, b"")
+    assert curl(f"{child}/resume", "-X", "POST") == (204, b"")
+    status, body = curl(f"{child}/hibernate", "-X", "POST")
+    assert (status, json.loads(body)) == (200, {"status": "hibernated"})
+    status, body = curl(f"{child}/snapshots", "-X", "POST")
+    assert status == 201
+    snapshot = f"/v1/snapshots/{json.loads(body)['id']}"
+    assert curl(child, "-X", "DELETE") == (204, b"")
+    assert curl(snapshot)[0] == 200
+    assert curl(snapshot, "-X", "DELETE") == (204, b"")
+    assert curl(snapshot)[0] == 404
+    status, body = curl(f"{path}/stop", "-X", "POST")
     assert (status, json.loads(body)["code"]) == (501, "not_implemented")
     status, body = curl("/v1/sandboxes", token="pds_broken")
     assert status == 401

@@ -39,6 +39,10 @@ PLACES = {
     "GuestClient": "cloche_server.guest.client",
     "TemplateCatalog": "cloche_server.storage.templates",
     "present": "cloche_server.api",
+    "Layers": "cloche_server.storage.layers",
+    "SnapshotCatalog": "cloche_server.storage.snapshots",
+    "saved": "cloche_server.storage",
+    "sleep": "cloche_server.app",
 }
 POINTS = (
     "Creator._reserve",
@@ -52,13 +56,26 @@ POINTS = (
     "QemuMachine.restore",
     "QemuMachine.kill",
     "QemuMachine.save_device_state",
+    "QemuMachine.pause",
+    "QemuMachine.resume",
     "GuestClient.connect",
     "GuestClient.renew",
     "GuestClient.quiesce",
+    "GuestClient.freeze",
+    "GuestClient.thaw",
     "Machines.remove_directory",
+    "Machines.relaunch",
+    "Machines.release_layer",
+    "Layers.create",
+    "SnapshotCatalog.publish",
+    "SnapshotCatalog.remove",
+    "saved.write",
+    "sleep._use_up",
     "TemplateCatalog.publish",
     "Baker._prove",
     "present.sandbox",
+    "present.fork_tree",
+    "present.snapshot",
 )
 
 

@@ -74,13 +74,8 @@ def test_eight_write_the_same_names(family: Api, server: Server) -> None:
         )
 
     def read(box: Box) -> None:
-        lines = box.sh("cd /root/same; for i in $(seq 100); do cat $i; done").splitlines()
+        lines = box.sh(f"cd /root/same; cat $(seq 100); yes {box.id} | head -c 4000000 | cmp - big").splitlines()
         assert lines == [f"{box.id} {i}" for i in range(1, 101)]
-        assert box.sh("sort /root/same/big | uniq -c | wc -l; stat -c %s /root/same/big") in {
-            "1\n4000000\n",
-            "2\n4000000\n",
-        }
-        assert box.sh("head -1 /root/same/big").strip() == box.id
 
     each(children, write)
     assert parent.sh("cd /root/same; ls | wc -l; cat 1 100") == "100\nparent 1\nparent 100\n"
@@ -90,8 +85,8 @@ def test_eight_write_the_same_names(family: Api, server: Server) -> None:
     assert all(len(one) == 1 for one in used), f"one writable layer for each machine: {writing}"
     assert len(set().union(*used)) == 9, "and each its own"
     parent.delete()
-    each(children, lambda box: box.sh("echo 3 > /proc/sys/vm/drop_caches"))
-    each(children, read)
+    each(children[:4], lambda box: box.sh("echo 3 > /proc/sys/vm/drop_caches"))
+    each(children[:4], read)
     no_disk_errors(*children)
 
 
@@ -100,11 +95,9 @@ def test_random_numbers_differ_from_the_first_one(family: Api) -> None:
     parent = family.create()
     drawing = parent.start(["python3", "-c", DRAWER])
     until(lambda: int(parent.sh("wc -l < /root/drawn 2>/dev/null || echo 0")) > 50)
-    children = parent.forks(4)
-    everybody = [parent, *children]
-    before = {box.id: int(box.sh("wc -l < /root/drawn")) for box in everybody}
-    each(everybody, lambda box: until(lambda: int(box.sh("wc -l < /root/drawn")) > before[box.id]))
-    each(everybody, lambda box: box.sh("touch /root/stop"))
+    everybody = [parent, *parent.forks(3)]
+    more = "n=$(wc -l < /root/drawn); until [ $(wc -l < /root/drawn) -gt $n ]; do :; done; touch /root/stop"
+    each(everybody, lambda box: box.sh(more))
     each(everybody, lambda box: box.follow_all(drawing))
     drawn = [box.sh("cat /root/drawn").split() for box in everybody]
     at = {_common(a, b) for a, b in itertools.combinations(drawn, 2)}
@@ -146,11 +139,11 @@ def test_names_and_clock(family: Api) -> None:
 def test_running_commands_go_on_in_both(family: Api) -> None:
     """The callers of the parent notice nothing; in a child the same commands are listed, and can be killed there."""
     parent = family.create()
-    detached = parent.start("i=0; while [ $i -lt 100 ]; do echo line $i; i=$((i+1)); sleep 0.05; done; exit 7")
+    detached = parent.start("i=0; while [ $i -lt 90 ]; do echo line $i; i=$((i+1)); sleep 0.05; done; exit 7")
     with ThreadPoolExecutor() as pool:
-        blocking = pool.submit(parent.exec, "sleep 6; echo whole; exit 5", exec_id="blocking")
+        blocking = pool.submit(parent.exec, "sleep 7; echo whole; exit 5", exec_id="blocking")
         streamed = pool.submit(
-            parent.stream_all, "for i in $(seq 100); do echo $i; sleep 0.05; done", exec_id="streamed"
+            parent.stream_all, "for i in $(seq 90); do echo $i; sleep 0.05; done", exec_id="streamed"
         )
         until(lambda: {one["exec_id"] for one in parent.execs()} >= {"blocking", "streamed", detached})
         children = parent.forks(2)
@@ -161,13 +154,13 @@ def test_running_commands_go_on_in_both(family: Api) -> None:
             children[0].kill(name)
         until(lambda: children[0].sh("pgrep -x sleep | wc -l") == "0\n")
         ended = children[1].follow_all(detached)
-        assert (ended.stdout, ended.exit_code) == (b"".join(b"line %d\n" % i for i in range(100)), 7)
+        assert (ended.stdout, ended.exit_code) == (b"".join(b"line %d\n" % i for i in range(90)), 7)
         assert (blocking.result(60).stdout, blocking.result().code) == ("whole\n", 5)
         seen = streamed.result(60)
     assert (seen.gaps, seen.exit_code) == (0, 0)
-    assert seen.stdout.decode().split() == [str(i) for i in range(1, 101)]
+    assert seen.stdout.decode().split() == [str(i) for i in range(1, 91)]
     seen = parent.follow_all(detached, 0)
-    assert (seen.stdout, seen.exit_code) == (b"".join(b"line %d\n" % i for i in range(100)), 7)
+    assert (seen.stdout, seen.exit_code) == (b"".join(b"line %d\n" % i for i in range(90)), 7)
     truth.usable(parent, *children)
 
 
@@ -175,7 +168,7 @@ def test_many_forks_while_lines_come(family: Api) -> None:
     """Nothing is lost or doubled, however often the parent stands still."""
     parent = family.create()
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(parent.stream_all, "for i in $(seq 400); do echo $i; sleep 0.01; done")
+        running = pool.submit(parent.stream_all, "for i in $(seq 150); do echo $i; sleep 0.02; done")
         until(lambda: parent.execs())
         forked = 0
         while not running.done():
@@ -184,19 +177,18 @@ def test_many_forks_while_lines_come(family: Api) -> None:
         seen = running.result()
     assert forked >= 2
     assert (seen.gaps, seen.exit_code) == (0, 0)
-    assert seen.stdout.decode().split() == [str(i) for i in range(1, 401)]
+    assert seen.stdout.decode().split() == [str(i) for i in range(1, 151)]
 
 
 def test_under_write_load(family: Api) -> None:
     """F26. What was acknowledged before the fork is in each child; databases and file systems are whole."""
     parent = family.create()
-    children, least = [], []
     with Writers(parent) as writers:
-        for _ in range(4):
-            least.append(writers.acknowledged)
-            children.append(parent.fork())
-    for child, acknowledged in zip(children, least, strict=True):
-        writers.check(child, acknowledged)
+        for _ in range(3):
+            acknowledged = writers.acknowledged
+            child = parent.fork()
+            writers.check(child, acknowledged)
+            child.delete()
     writers.check(parent, writers.acknowledged)
 
 

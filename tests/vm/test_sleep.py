@@ -286,14 +286,17 @@ def test_it_outlives_the_server(new_server: Callable[..., Server]) -> None:
 
 def test_no_room_to_wake_up(new_server: Callable[..., Server]) -> None:
     """A hibernated sandbox holds no memory of the host; when there is none it stays as it is, and says so."""
-    server = new_server(pool_launched=0, pool_warm=0, memory_overcommit=0.03)
+    server = new_server(pool_launched=0, pool_warm=0, memory_overcommit=0.1)
     box = server.api.create()
     box.sh("echo memory > /dev/shm/m")
     box.hibernate()
     made = 0
-    while made < 20 and server.api.request("POST", "/v1/sandboxes", json={}).status_code == 201:
+    while (response := server.api.request("POST", "/v1/sandboxes", json={})).status_code == 201:
         made += 1
-    assert 0 < made < 20
+        if made > 40:
+            pytest.skip("this host has so much memory that filling it takes too long")
+    assert response.json()["code"] == "capacity.unavailable"
+    assert made
     assert box.verb("wake") == (503, "capacity.unavailable")
     error = box.refused("true")
     assert (error.status, error.code) == (503, "capacity.unavailable")

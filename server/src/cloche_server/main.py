@@ -26,6 +26,7 @@ from cloche_server.app.fork import Forks
 from cloche_server.app.idempotency import IdempotentCreates
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
+from cloche_server.app.names import NamedCreates
 from cloche_server.app.pools import Pools
 from cloche_server.app.reconcile import Reconciler
 from cloche_server.app.services import Services
@@ -167,7 +168,7 @@ class _Parts:
             isolation=engine.isolation,
             access=access,
             creator=creator,
-            creates=IdempotentCreates(creator, access, idempotency),
+            creates=NamedCreates(IdempotentCreates(creator, access, idempotency), access, lifecycle),
             lifecycle=lifecycle,
             sleep=SleepVerbs(access, self.supervisor, machines, capturer, capacity, clock),
             forks=Forks(access, self.supervisor, capturer, creator, machines, lifecycle),

@@ -7,6 +7,7 @@ import shutil
 import struct
 import subprocess
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -291,12 +292,22 @@ def test_one_file_that_resists_keeps_none_below_it(
 
 def test_many_threads_at_once(layers: Layers, base: BakedTemplate) -> None:
     """The children of one fork are made on threads, and all hold the same layer."""
+
+    class Slow(dict[str, int]):
+        """Another thread gets its turn between a look and what is made of it; else this would hardly ever fail."""
+
+        def get(self, key: str, default: int = 0) -> int:  # type: ignore[override]
+            found = super().get(key, default)
+            time.sleep(0)
+            return found
+
+    layers._holds = Slow()
     layers.create("parent", base)
     start = threading.Barrier(8)
 
     def work(number: int) -> None:
         start.wait()
-        for turn in range(60):
+        for turn in range(40):
             layers.create(f"{number}-{turn}", base, "parent")
             layers.hold("parent")
             layers.release(f"{number}-{turn}")

@@ -45,6 +45,8 @@ def sandbox(record: Sandbox) -> dict[str, Any]:
     }
     body["idle_seconds"] = record.idle_seconds
     body["idle_action"] = record.idle_action.value
+    if record.name is not None:
+        body["name"] = record.name
     if record.status_reason is not None:
         body["status_reason"] = record.status_reason
     if record.parent_id is not None:

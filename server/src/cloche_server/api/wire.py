@@ -20,6 +20,7 @@ from cloche_server.core.expiry import MAX_TTL_SECONDS
 
 #: Permission bits in octal, as in the query of a write.
 MODE = r"^0?[0-7]{1,4}$"
+SANDBOX_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 _NO_NUL = r"^[^\x00]*$"
 _NO_CONTROLS = r"^[^\x00-\x1f\x7f]*$"
 
@@ -53,6 +54,14 @@ class Wire(BaseModel):
 
 class CreateBody(Wire):
     template: ShortText = Field("base", description="Name or alias of a template.")
+    name: Annotated[str, StringConstraints(strict=True, pattern=SANDBOX_NAME)] | None = Field(
+        None, description="Unique among the living of the workspace."
+    )
+    if_exists: Literal["error", "connect", "replace"] = Field(
+        "error",
+        description="When the name is in use: 409; or the sandbox that has it, awake, and nothing else of this body "
+        "counts; or that one is deleted first.",
+    )
     from_snapshot: ShortText | None = Field(
         None, description="Id of a snapshot to continue from; template and sizes are then its own."
     )
@@ -179,6 +188,7 @@ class TerminationAnswer(BaseModel):
 
 class SandboxAnswer(BaseModel):
     id: str
+    name: str | None = None
     template: str = Field(description="The name that was asked for.")
     template_resolved: str = Field(description="The template it really got.")
     template_id: str

@@ -44,6 +44,11 @@ class Access:
         ended = {"reason": past.termination.reason.value, "at": rfc3339(past.ended_at or past.termination.at)}
         raise not_found(_shown(sandbox_id), {"termination": ended})
 
+    def named(self, workspace: str, name: str) -> Entry | None:
+        """The living sandbox of that name."""
+        found = self._supervisor.named(workspace, name)
+        return self._supervisor.get(found) if found is not None else None
+
     def list(self, workspace: str) -> list[Sandbox]:
         """The living sandboxes of a workspace, oldest first."""
         records = [e.record for e in self._supervisor.entries() if e.record.workspace == workspace]

@@ -78,8 +78,7 @@ class Capacity:
         promise = self._promises[key]
         if promise.memory:
             return None
-        del self._promises[key]
-        refusal = admit(self.limits, self.usage(), promise.resources)
+        refusal = admit(self.limits, self.usage(without=(key,)), promise.resources)
         self._promises[key] = replace(promise, memory=refusal is None)
         return refusal
 

@@ -69,23 +69,20 @@ class Capturer:
                     goes_on=True,
                 )
         except BaseException:
-            await asyncio.shield(self._settle(entry, new))
+            await asyncio.shield(self._settle(entry, old, new))
             raise
         # The hold of the sandbox on the old layer becomes the caller's; the new one was made with the sandbox's.
         return captured, old
 
-    async def _settle(self, entry: Entry, new: str) -> None:
+    async def _settle(self, entry: Entry, old: str, new: str) -> None:
         """A capture has failed: the new layer goes, unless the machine writes to it already."""
         used = True
         with contextlib.suppress(Exception):
             if entry.machine is not None:
                 used = (await entry.machine.active_layer()).name == self._machines.layers.path(new).name
-        if not used:
-            await self._machines.release_layer(new)
-        elif entry.record.layer_id != new:
-            old = entry.record.layer_id
+        if used and entry.record.layer_id != new:
             await self._supervisor.set_layer(entry, new)
-            await self._machines.release_layer(old)
+        await self._machines.release_layer(old if used else new)
 
     @contextlib.asynccontextmanager
     async def frozen(self, entry: Entry) -> AsyncIterator[None]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cloche_server.app.bake import Baker
 from cloche_server.app.capacity import Capacity, refused
-from cloche_server.app.entry import Entry
+from cloche_server.app.entry import Entry, name_taken
 from cloche_server.app.machines import Machines, Slot, Source
 from cloche_server.app.pools import Pools
 from cloche_server.app.steps import Step, run_steps
@@ -52,6 +52,7 @@ class CreateRequest:
     defaults: ExecDefaults = field(default_factory=ExecDefaults)
     minimum_boundary: str = "any"
     key: IdempotencyKey | None = None
+    name: str | None = None
     idle_seconds: int = 0
     idle_action: IdleAction = IdleAction.HIBERNATE
     #: Continue from this instead of the template, which `template` then only names.
@@ -291,6 +292,7 @@ class Creator:
             ),
             metadata=dict(request.metadata),
             created_at=now,
+            name=request.name,
             ttl_seconds=ttl,
             persistent=request.persistent,
             expires_at=expires_at(now, ttl, request.persistent),
@@ -304,6 +306,8 @@ class Creator:
         try:
             work.entry = await self._supervisor.admit(record, request.key)
         except Conflict:
+            if request.name is not None and (taken := self._supervisor.named(request.workspace, request.name)):
+                raise name_taken(request.name, taken) from None
             raise ClocheError(
                 "request.idempotency_conflict", "this Idempotency-Key is in use by another request"
             ) from None

@@ -96,3 +96,11 @@ def rearmed(record: Sandbox, now: float, ttl_seconds: int, persistent: bool) -> 
         persistent=persistent,
         expires_at=expires_at(now, ttl_seconds, persistent),
     )
+
+
+def name_taken(name: str, sandbox_id: str) -> ClocheError:
+    return ClocheError(
+        "sandbox.name_taken",
+        f"the sandbox {sandbox_id} has the name {name}; `if_exists` may be `connect` or `replace`",
+        details={"name": name, "id": sandbox_id},
+    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from cloche_server.app.access import Access
 from cloche_server.app.capturing import Capturer
@@ -13,6 +13,7 @@ from cloche_server.app.create import CreateRequest, Creator
 from cloche_server.app.entry import Entry
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines, Source
+from cloche_server.app.steps import to_the_end
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
@@ -82,25 +83,30 @@ class Forks:
         )
         try:
             wanted = self._child(entry.record, request, source, tree)
-            made = await asyncio.gather(
-                *(self._creator.create(wanted) for _ in range(request.count)), return_exceptions=True
-            )
+            making = [asyncio.ensure_future(self._creator.create(wanted)) for _ in range(request.count)]
+            try:
+                made = await asyncio.gather(*making, return_exceptions=True)
+                for one in made:
+                    if isinstance(one, BaseException) and not isinstance(one, ClocheError):
+                        raise one
+            except BaseException:
+                await to_the_end(self._unmake(workspace, making))
+                raise
         finally:
-            await asyncio.shield(self._let_go(source))
+            await to_the_end(self._let_go(source))
         children, errors = [], {}
         for number, one in enumerate(made):
             if isinstance(one, Sandbox):
                 children.append(one)
             elif isinstance(one, ClocheError):
                 errors[number] = one
-            else:
-                raise one
         if not children:
             raise errors[0]
         _log.info("sandbox.forked", parent=sandbox_id, children=[c.id for c in children], pause_ms=round(pause, 1))
         return Forked(tree, tuple(children), errors, pause)
 
     async def _source(self, entry: Entry, tree: str) -> tuple[Source, float]:
+        template = self._capturer.template(entry)
         captured, layer = await self._capturer.sealed(entry, event=Event.FORK)
         assert captured.pages is not None
         device_state = self._machines.root / f".fork-{tree}.dev"
@@ -108,17 +114,27 @@ class Forks:
             await asyncio.to_thread(device_state.write_bytes, captured.device_state)
         except BaseException:
             captured.pages.close()
+            await asyncio.to_thread(files.remove_tree, device_state)
             await self._machines.release_layer(layer)
             raise
         record = entry.record
         state = SavedState(device_state, captured.pages)
-        template = self._capturer.template(entry)
         return Source(template, layer, record.resources.disk_mb, state, BootMode.FORK), captured.pause_ms
 
     async def _let_go(self, source: Source) -> None:
         source.state.pages.close()
-        await asyncio.to_thread(_remove, source.state.device_state)
-        await self._machines.release_layer(source.layer)
+        try:
+            await asyncio.to_thread(files.remove_tree, source.state.device_state)
+        finally:
+            await self._machines.release_layer(source.layer)
+
+    async def _unmake(self, workspace: str, making: list[asyncio.Task[Sandbox]]) -> None:
+        """Nobody learns of these children, so they go."""
+        await asyncio.wait(making)
+        for task in making:
+            if not task.cancelled() and task.exception() is None:
+                with contextlib.suppress(ClocheError):
+                    await self._lifecycle.delete(workspace, task.result().id)
 
     def _child(self, parent: Sandbox, request: ForkRequest, source: Source, tree: str) -> CreateRequest:
         defaults = parent.defaults
@@ -159,7 +175,3 @@ class Forks:
                     continue
                 failures[sibling.id] = error.message
         return Promotion(tree, tuple(deleted), failures)
-
-
-def _remove(path: Path) -> None:
-    files.remove_tree(path)

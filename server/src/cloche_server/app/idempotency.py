@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from cloche_server.app.access import Access
 from cloche_server.app.create import CreateRequest, Creator
+from cloche_server.app.turns import Turns
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import Sandbox
 from cloche_server.store.sandboxes import IdempotencyKey
 from cloche_server.store.tokens import IdempotencyStore
 
 KEPT_SECONDS = 24 * 3600
-
-
-@dataclass(slots=True)
-class _Turn:
-    """Requests with one key take turns."""
-
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    users: int = 0
 
 
 class IdempotentCreates:
@@ -41,7 +33,7 @@ class IdempotentCreates:
         self._creator = creator
         self._access = access
         self._store = store
-        self._turns: dict[tuple[str, str], _Turn] = {}
+        self._turns = Turns()
 
     async def create(self, request: CreateRequest, key: str | None, body: bytes) -> Sandbox:
         """Errors: those of `Creator.create`, and `request.idempotency_conflict`."""
@@ -49,16 +41,8 @@ class IdempotentCreates:
             return await self._creator.create(request)
         if not 1 <= len(key) <= 255 or not key.isprintable():
             raise ClocheError("request.invalid", "Idempotency-Key must have 1 to 255 printable characters")
-        name = (request.workspace, key)
-        turn = self._turns.setdefault(name, _Turn())
-        turn.users += 1
-        try:
-            async with turn.lock:
-                return await self._create_once(request, key, hashlib.sha256(body).hexdigest())
-        finally:
-            turn.users -= 1
-            if not turn.users:
-                del self._turns[name]
+        async with self._turns.of((request.workspace, key)):
+            return await self._create_once(request, key, hashlib.sha256(body).hexdigest())
 
     async def _create_once(self, request: CreateRequest, key: str, digest: str) -> Sandbox:
         known = await self._store.find(request.workspace, key)

@@ -80,8 +80,10 @@ class Machines:
         try:
             async with self._gate:
                 below = source.layer if source is not None else None
-                disk = await asyncio.to_thread(self.layers.create, machine_id, template, below)
+                # To its end: a thread goes on when its caller is cancelled, and would make a layer of nobody.
+                await to_the_end(asyncio.to_thread(self.layers.create, machine_id, template, below))
                 state = source.state if source is not None else None
+                disk = self.layers.path(machine_id)
                 machine = await self.engine.launch(machine_id, directory, template, disk, state)
         except BaseException:
             await to_the_end(self._remove(machine_id, machine_id))

@@ -86,6 +86,7 @@ class Reconciler:
                     await self._mark_failed(record, same_boot)
                     failed += 1
             else:
+                await self._end(found.get(record.id))
                 self._hold(record)
         orphans = await self._sweep(records, found)
         orphans += await self._take_stock()
@@ -108,20 +109,27 @@ class Reconciler:
             ) from error
         if machine is None:
             return False
+        try:
+            layer = await self._steer(record, machine)
+        except Exception as error:  # noqa: BLE001 - one machine that cannot be steered must not keep all from starting
+            _log.error("adopt.failed", sandbox=record.id, error=repr(error))
+            machine.release()
+            return False
         self._capacity.take_over(record.id, record.resources)
-        entry = self._supervisor.resume_watch(record, machine, GuestClient(str(machine.agent_socket)))
-        if record.layer_id:
-            # It may have been captured and moved on to a fresh layer just before its server ended.
-            layer = (await machine.active_layer()).name.removesuffix(SUFFIX)
-            if layer != record.layer_id:
-                await self._supervisor.set_layer(entry, layer)
-        if record.status is Status.RUNNING:
-            # Its server may have ended while the vCPUs stood still for a capture.
-            await machine.resume()
-            if interrupted and entry.guest is not None:
-                with contextlib.suppress(ClocheError):
-                    await entry.guest.renew(RenewRequest(time_now=True, thaw=True), timeout=30)
+        guest = GuestClient(str(machine.agent_socket))
+        entry = self._supervisor.resume_watch(replace(record, layer_id=layer), machine, guest)
+        entry.unsaved = layer != record.layer_id
+        if interrupted and record.status is Status.RUNNING:
+            with contextlib.suppress(ClocheError):
+                await guest.renew(RenewRequest(time_now=True, thaw=True), timeout=30)
         return True
+
+    async def _steer(self, record: Sandbox, machine: Machine) -> str:
+        """Makes a machine run or stand still as its record says: its server may have ended in a capture, or before a
+        pause or resume was recorded. Returns the layer that it writes to, which may be a fresh one of that capture."""
+        layer = (await machine.active_layer()).name.removesuffix(SUFFIX) if record.layer_id else ""
+        await (machine.resume() if record.status is Status.RUNNING else machine.pause())
+        return layer
 
     async def _half_asleep(self, record: Sandbox, ref: ProcessRef | None) -> Sandbox:
         """A hibernation or a wake was interrupted. While the saved memory is there no machine has gone on from it;
@@ -140,7 +148,10 @@ class Reconciler:
         snapshots = await asyncio.to_thread(self._snapshots.read)
         tops = [entry.record.layer_id for entry in self._supervisor.entries() if entry.record.layer_id]
         tops += [snapshot.layer_id for snapshot in snapshots]
-        return await asyncio.to_thread(self._machines.layers.take_stock, tops)
+        unreadable = self._snapshots.unreadable
+        if unreadable:
+            _log.error("snapshots.unreadable", snapshots=unreadable, hint="layers that nobody holds are kept")
+        return await asyncio.to_thread(self._machines.layers.take_stock, tops, remove=not unreadable)
 
     async def _mark_failed(self, record: Sandbox, same_boot: bool) -> None:
         reason = TerminationReason.VMM_DIED if same_boot else TerminationReason.HOST_RESTART

@@ -11,8 +11,8 @@ from cloche_server.app.create import Creator
 from cloche_server.app.exec import Execs
 from cloche_server.app.files import Files
 from cloche_server.app.fork import Forks
-from cloche_server.app.idempotency import IdempotentCreates
 from cloche_server.app.lifecycle import LifecycleVerbs
+from cloche_server.app.names import NamedCreates
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.templates import Templates
@@ -31,7 +31,7 @@ class Services:
     isolation: Isolation
     access: Access
     creator: Creator
-    creates: IdempotentCreates
+    creates: NamedCreates
     lifecycle: LifecycleVerbs
     sleep: SleepVerbs
     forks: Forks

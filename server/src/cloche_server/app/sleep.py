@@ -11,11 +11,13 @@ from cloche_server.app.capacity import Capacity, refused
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.entry import Entry, illegal, rearmed
 from cloche_server.app.machines import Machines, Slot
+from cloche_server.app.steps import to_the_end
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Event, Status
-from cloche_server.core.ports import Captured
+from cloche_server.core.ports import Captured, Machine
 from cloche_server.core.records import BootMode, IdleAction, Sandbox, TerminationReason
+from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import RenewRequest
 from cloche_server.host import files
 from cloche_server.host.clock import Clock
@@ -78,8 +80,12 @@ class SleepVerbs:
             await self._capturer.freeze(entry)
         except ClocheError as error:
             _log.warning("pause.not_frozen", sandbox=entry.record.id, error=error.message)
-        await entry.machine.pause()
-        return await self._supervisor.move(entry, Event.PAUSE, status_reason=reason)
+        try:
+            await entry.machine.pause()
+        except BaseException:
+            await asyncio.shield(self._capturer.thaw(entry))
+            raise
+        return await self._supervisor.move(entry, Event.PAUSE, done=True, status_reason=reason)
 
     async def resume(self, workspace: str, sandbox_id: str) -> Sandbox:
         """The TTL is counted anew from now, as it was set. A sandbox that runs is left as it is."""
@@ -97,7 +103,9 @@ class SleepVerbs:
         except ClocheError as error:
             _log.warning("clock.not_set", sandbox=entry.record.id, error=error.message)
         entry.last_activity = self._clock.monotonic()
-        return await self._supervisor.move(entry, Event.RESUME, status_reason=None, **self._ttl(entry.record))
+        return await self._supervisor.move(
+            entry, Event.RESUME, done=True, status_reason=None, **self._ttl(entry.record)
+        )
 
     def _ttl(self, record: Sandbox) -> dict[str, float | None]:
         now = self._clock.now()
@@ -123,16 +131,15 @@ class SleepVerbs:
                 await self._supervisor.move(entry, Event.HIBERNATE, status_reason=reason)
                 captured = await entry.machine.capture(memory=True, new_layer=None, recorded=None, goes_on=False)
                 try:
-                    await asyncio.to_thread(self._save, entry.record, captured, template.id)
+                    await to_the_end(asyncio.to_thread(self._save, entry.record, captured, template.id))
                 except BaseException:
-                    if not paused:
-                        await asyncio.shield(entry.machine.resume())
+                    await asyncio.shield(self._go_on(entry, paused))
                     raise
                 finally:
                     if captured.pages is not None:
                         captured.pages.close()
                 # From here on it is hibernated, whatever happens.
-                await asyncio.shield(self._end_machine(entry))
+                await to_the_end(self._end_machine(entry))
         except BaseException as error:
             if entry.machine is not None and _status(entry) is Status.HIBERNATING:
                 await asyncio.shield(self._not_hibernated(entry, paused))
@@ -141,18 +148,33 @@ class SleepVerbs:
             raise
         return entry.record
 
+    async def _go_on(self, entry: Entry, paused: bool) -> None:
+        """After a save that failed. No machine runs while there is memory that another would continue from."""
+        await asyncio.to_thread(_forget, self._machines.root / entry.record.id)
+        if not paused and entry.machine is not None:
+            await entry.machine.resume()
+
     async def _not_hibernated(self, entry: Entry, paused: bool) -> None:
         """It runs on, also if it was paused: whoever asked learns of the failure, and may pause it again."""
-        if paused and entry.machine is not None:
-            await entry.machine.resume()
-            await self._capturer.thaw(entry)
-        await self._supervisor.move(entry, Event.UNDONE, status_reason=None)
+        runs = True
+        if entry.machine is not None:
+            try:
+                await entry.machine.resume()
+                if paused:
+                    await self._capturer.thaw(entry)
+            except ClocheError as error:
+                runs = False
+                _log.error("hibernate.not_undone", sandbox=entry.record.id, error=error.message)
+        await self._supervisor.move(entry, Event.UNDONE, done=True, status_reason=None)
+        if not runs:
+            await self._supervisor.move(entry, Event.PAUSE, done=True)
 
     def _save(self, record: Sandbox, captured: Captured, template_id: str) -> None:
         directory = self._machines.root / record.id
         layers = self._machines.layers
         needs = self._needs(record, template_id)
         files.remove_tree(directory / STATE)  # of a machine that runs there is none
+        files.sweep_staging(directory)
         with files.staging(directory) as staged:
             work = staged / STATE
             work.mkdir(mode=0o700)
@@ -165,13 +187,25 @@ class SleepVerbs:
     async def _end_machine(self, entry: Entry) -> None:
         machine, guest = entry.machine, entry.guest
         entry.machine = entry.guest = None
-        if guest is not None:
-            await guest.aclose()
-        if machine is not None:
-            await machine.kill()
+        if machine is not None and not await self._ended(entry, machine, guest):
+            entry.machine = machine
+        else:
+            self._capacity.without_memory(entry.record.id)
+        await self._supervisor.move(entry, Event.SAVED, done=True, process=None)
+
+    async def _ended(self, entry: Entry, machine: Machine, guest: GuestClient | None) -> bool:
+        """Ends a machine. One that resists is ended by the next wake, or with the sandbox."""
+        try:
+            try:
+                if guest is not None:
+                    await guest.aclose()
+            finally:
+                await machine.kill()
+        except Exception as error:  # noqa: BLE001 - what was saved is true whatever becomes of the process
+            _log.error("machine.resists", sandbox=entry.record.id, error=repr(error))
+        if machine.ended:
             machine.release()
-        self._capacity.without_memory(entry.record.id)
-        await self._supervisor.move(entry, Event.SAVED, process=None)
+        return machine.ended
 
     # ---------------------------------------------------------------- wake
 
@@ -190,6 +224,10 @@ class SleepVerbs:
             raise illegal(entry.record, Event.WAKE)
         began = self._clock.monotonic()
         template = self._capturer.template(entry)
+        if entry.machine is not None:
+            await entry.machine.kill()
+            entry.machine.release()
+            entry.machine = None
         refusal = self._capacity.try_memory(entry.record.id)
         if refusal is not None:
             raise refused(refusal)
@@ -208,12 +246,16 @@ class SleepVerbs:
             await asyncio.shield(self._not_woken(entry, slot, directory, error))
             raise
         self._supervisor.attach(entry, slot.machine, slot.guest)
-        await asyncio.to_thread(files.remove_tree, directory / USED)
+        try:
+            await asyncio.to_thread(files.remove_tree, directory / USED)
+        except (OSError, ClocheError) as error:
+            _log.warning("used_memory.not_removed", sandbox=entry.record.id, error=str(error))
         entry.last_activity = self._clock.monotonic()
         took = max(1, round((self._clock.monotonic() - began) * 1000))
         return await self._supervisor.move(
             entry,
             Event.BOOTED,
+            done=True,
             process=slot.machine.ref,
             started_at=self._clock.now(),
             boot_ms=took,
@@ -225,24 +267,30 @@ class SleepVerbs:
     async def _not_woken(self, entry: Entry, slot: Slot | None, directory: Path, error: BaseException) -> None:
         """Its memory is still there: hibernated as before. A machine has gone on from it: then it has failed."""
         _log.error("wake.failed", sandbox=entry.record.id, error=repr(error))
-        if slot is not None:
-            await slot.guest.aclose()
-            await slot.machine.kill()
-            slot.machine.release()
-        self._capacity.without_memory(entry.record.id)
-        if entry.record.status is not Status.WAKING:
-            return
-        if (directory / STATE).is_dir():
-            await self._supervisor.move(entry, Event.UNDONE)
-        else:
-            await self._supervisor.fail(entry, "it could not go on after it had been woken up")
+        resists = slot is not None and not await self._ended(entry, slot.machine, slot.guest)
+        if not resists:
+            self._capacity.without_memory(entry.record.id)
+        if entry.record.status is Status.WAKING:
+            if (directory / STATE).is_dir():
+                await self._supervisor.move(entry, Event.UNDONE, done=True)
+            else:
+                await self._supervisor.fail(entry, "it could not go on after it had been woken up")
+        if slot is not None and resists:
+            entry.machine = slot.machine
 
 
 def _status(entry: Entry) -> Status:
     return entry.record.status
 
 
+def _forget(directory: Path) -> None:
+    if (directory / STATE).exists():
+        _use_up(directory)
+    files.remove_tree(directory / USED)
+
+
 def _use_up(directory: Path) -> None:
     """A memory that a machine has continued from is never continued from again: the disk has gone on."""
+    files.remove_tree(directory / USED)  # of a wake whose server has ended
     (directory / STATE).rename(directory / USED)
     files.fsync_dir(directory)

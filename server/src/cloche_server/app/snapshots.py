@@ -10,6 +10,7 @@ from cloche_server.app.access import Access
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.entry import Entry
 from cloche_server.app.machines import Machines, Source
+from cloche_server.app.steps import to_the_end
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
@@ -70,7 +71,8 @@ class Snapshots:
         layers = [self._machines.layers.path(one) for one in self._machines.layers.chain(layer)]
         try:
             # The hold on the sealed layer is the snapshot's from now on.
-            return await asyncio.to_thread(self._catalog.publish, snapshot, captured, layers)
+            await to_the_end(asyncio.to_thread(self._catalog.publish, snapshot, captured, layers))
+            return self._catalog.get(snapshot.workspace, snapshot.id)
         except BaseException as error:
             await asyncio.shield(self._machines.release_layer(layer))
             if isinstance(error, OSError):
@@ -89,9 +91,11 @@ class Snapshots:
 
     async def remove(self, workspace: str, snapshot_id: str) -> None:
         """For good. Sandboxes that were made from it go on."""
-        snapshot = self._catalog.get(workspace, snapshot_id)
-        await asyncio.to_thread(self._catalog.remove, snapshot)
-        await self._machines.release_layer(snapshot.layer_id)
+        await to_the_end(self._remove(self._catalog.get(workspace, snapshot_id)))
+
+    async def _remove(self, snapshot: Snapshot) -> None:
+        if await asyncio.to_thread(self._catalog.remove, snapshot):
+            await self._machines.release_layer(snapshot.layer_id)
 
     @contextlib.asynccontextmanager
     async def source(self, workspace: str, snapshot_id: str) -> AsyncIterator[tuple[Snapshot, Source]]:

@@ -17,7 +17,7 @@ from cloche_server.app.entry import Entry, Message, as_cloche, explain_exit, ill
 from cloche_server.app.machines import Machines
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import is_due
-from cloche_server.core.lifecycle import SERVING, Event, Status, step
+from cloche_server.core.lifecycle import LISTED, SERVING, Event, Status, step
 from cloche_server.core.ports import Machine, MachineExit
 from cloche_server.core.records import Sandbox, Termination, TerminationReason
 from cloche_server.guest.client import GuestClient
@@ -58,6 +58,14 @@ class Supervisor:
 
     def get(self, sandbox_id: str) -> Entry | None:
         return self._entries.get(sandbox_id)
+
+    def named(self, workspace: str, name: str) -> str | None:
+        """The id of the living sandbox of that name."""
+        for entry in self._entries.values():
+            record = entry.record
+            if (record.workspace, record.name) == (workspace, name) and record.status in LISTED:
+                return record.id
+        return None
 
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
@@ -152,7 +160,10 @@ class Supervisor:
     async def _undo(self, message: Message, results: list[_T], undo: Callable[[_T], Awaitable[None]]) -> None:
         await asyncio.wait({message.done})
         for result in results:
-            await undo(result)
+            try:
+                await undo(result)
+            except Exception as error:  # noqa: BLE001 - nobody waits for it, and it must not end the server
+                _log.error("undo.failed", error=repr(error))
 
     # ---------------------------------------------------------------- the task of one sandbox
 
@@ -237,8 +248,8 @@ class Supervisor:
         if message.event is Event.EXPIRED and not is_due(self._clock.now(), record.expires_at):
             return  # renewed in the meantime
         if message.event is Event.CRASHED:
-            if step(record.status, Event.CRASHED) is None:
-                return
+            if step(record.status, Event.CRASHED) is None or (entry.machine is not None and not entry.machine.ended):
+                return  # of a machine that it had before it was hibernated
             await self._fail(entry, explain_exit(message.exit or MachineExit(), self._clock.now()))
         elif message.event in {Event.DELETE, Event.EXPIRED}:
             await self._delete(entry, message.event, message.reason or TerminationReason.DELETED)
@@ -288,9 +299,10 @@ class Supervisor:
 
     # ---------------------------------------------------------------- for what `perform` does
 
-    async def move(self, entry: Entry, event: Event, **changes: Any) -> Sandbox:
-        """Takes the sandbox to its next state. Raises `sandbox.invalid_state`."""
-        await self._move(entry, event, **changes)
+    async def move(self, entry: Entry, event: Event, *, done: bool = False, **changes: Any) -> Sandbox:
+        """Takes the sandbox to its next state. `done`: it is there already, whether or not that can be recorded now.
+        Raises `sandbox.invalid_state`."""
+        await (self._move_first if done else self._move)(entry, event, **changes)
         return entry.record
 
     async def fail(self, entry: Entry, detail: str) -> None:

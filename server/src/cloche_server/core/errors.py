@@ -42,6 +42,9 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "sandbox.invalid_state": ErrorSpec("the sandbox is in a state that does not allow the call"),
     "sandbox.failed": ErrorSpec("the sandbox has failed", action="delete it and create another"),
     "sandbox.boot_failed": ErrorSpec("the sandbox could not be started; nothing is left of it"),
+    "sandbox.name_taken": ErrorSpec(
+        "another living sandbox has this name", action="choose another one, or say `if_exists`"
+    ),
     "sandbox.capture_failed": ErrorSpec("the sandbox could not be captured; it goes on as it was"),
     "snapshot.not_found": ErrorSpec("there is no such snapshot"),
     "snapshot.corrupt": ErrorSpec("a file of the snapshot is missing or damaged", action="delete it and take another"),

@@ -118,6 +118,8 @@ class Sandbox:
     defaults: ExecDefaults
     metadata: Mapping[str, str]
     created_at: float
+    #: Unique among the living of its workspace.
+    name: str | None = None
     ttl_seconds: int = 0
     persistent: bool = False
     expires_at: float | None = None

@@ -9,6 +9,7 @@ nothing has to be kept in step with them.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,10 +77,12 @@ def make_overlay(empty: Path, target: Path, backing: str, size: int) -> None:
 
 
 class Layers:
-    """The layers of one data directory, with who holds what. Methods that touch files block."""
+    """The layers of one data directory, with who holds what. Methods that touch files block; all may be called on
+    several threads at once."""
 
     def __init__(self, data: Path) -> None:
         self.root = data / "layers"
+        self._lock = threading.Lock()
         self._holds: dict[str, int] = {}
         self._parents: dict[str, str | None] = {}
 
@@ -101,27 +104,45 @@ class Layers:
         except BaseException:
             path.unlink(missing_ok=True)
             raise
-        self._parents[layer_id] = parent
-        self._holds[layer_id] = 1
-        if parent is not None:
-            self.hold(parent)
+        with self._lock:
+            self._parents[layer_id] = parent
+            self._holds[layer_id] = 1
+            if parent is not None:
+                self._hold(parent)
         return path
 
     def hold(self, layer_id: str) -> None:
+        with self._lock:
+            self._hold(layer_id)
+
+    def _hold(self, layer_id: str) -> None:
         self._holds[layer_id] = self._holds.get(layer_id, 0) + 1
 
     def release(self, layer_id: str) -> None:
-        """Lets go once; removes the file when nobody holds it, and then lets go of the one below."""
+        """Lets go once; removes the file when nobody holds it, and then lets go of the one below. After an OSError it
+        may be called again for a file that resisted."""
+        errors = []
+        for name in self._let_go(layer_id):
+            try:
+                self.path(name).unlink(missing_ok=True)
+            except OSError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+
+    def _let_go(self, layer_id: str) -> list[str]:
+        unused: list[str] = []
         current: str | None = layer_id
-        while current is not None:
-            left = self._holds.get(current, 0) - 1
-            if left > 0:
-                self._holds[current] = left
-                return
-            self._holds.pop(current, None)
-            below = self._parents.pop(current, None)
-            self.path(current).unlink(missing_ok=True)
-            current = below
+        with self._lock:
+            while current is not None:
+                left = self._holds.get(current, 0) - 1
+                if left > 0:
+                    self._holds[current] = left
+                    break
+                self._holds.pop(current, None)
+                unused.append(current)
+                current = self._parents.pop(current, None)
+        return unused
 
     def chain(self, layer_id: str) -> list[str]:
         """The layer and all below it, top first."""
@@ -136,31 +157,40 @@ class Layers:
         """What the files of a layer and of those below take on the disk of the host."""
         return sum(files.allocated_bytes(self.path(one)) for one in self.chain(layer_id) if self.path(one).exists())
 
-    def take_stock(self, tops: Iterable[str]) -> int:
-        """At a start: holds every layer in `tops` (one hold each time it is named) and what lies below; removes the
-        rest. Returns how many were removed."""
-        self._holds.clear()
-        self._parents.clear()
-        parents: dict[str, str | None] = {}
-        for path in self.root.glob("*" + SUFFIX):
-            try:
-                backing = read_header(path).backing
-            except (OSError, ValueError):
-                backing = ""
-            parents[path.name.removesuffix(SUFFIX)] = (
-                backing.removesuffix(SUFFIX) if "/" not in backing and backing else None
-            )
-        for top in tops:
-            self.hold(top)
-            current = top
-            while current in parents and current not in self._parents:
-                below = parents[current]
-                self._parents[current] = below
-                if below is None:
-                    break
-                self.hold(below)
-                current = below
-        unused = parents.keys() - self._holds.keys()
+    def take_stock(self, tops: Iterable[str], *, remove: bool = True) -> int:
+        """At a start: holds every layer in `tops` (one hold each time it is named) and what lies below; with `remove`
+        removes the rest, unless one that is needed cannot be read: then the rest may be what it lies over. Returns how
+        many were removed."""
+        with self._lock:
+            self._holds.clear()
+            self._parents.clear()
+            parents, unreadable = self._read()
+            for top in tops:
+                self._hold(top)
+                current = top
+                while current in parents and current not in self._parents:
+                    below = parents[current]
+                    self._parents[current] = below
+                    if below is None:
+                        break
+                    self._hold(below)
+                    current = below
+            if not remove or unreadable & self._holds.keys():
+                return 0
+            unused = parents.keys() - self._holds.keys()
         for name in unused:
             self.path(name).unlink(missing_ok=True)
         return len(unused)
+
+    def _read(self) -> tuple[dict[str, str | None], set[str]]:
+        """What each file lies over (None: the disk of a template), and those that cannot tell."""
+        parents: dict[str, str | None] = {}
+        unreadable = set()
+        for path in self.root.glob("*" + SUFFIX):
+            name, backing = path.name.removesuffix(SUFFIX), ""
+            try:
+                backing = read_header(path).backing
+            except (OSError, ValueError):
+                unreadable.add(name)
+            parents[name] = backing.removesuffix(SUFFIX) if "/" not in backing and backing else None
+        return parents, unreadable

@@ -43,6 +43,8 @@ class SnapshotCatalog:
     def __init__(self, data: Path) -> None:
         self.root = data / "snapshots"
         self._all: dict[str, Snapshot] = {}
+        #: Names of what `read` could not read. Nobody knows which layers these hold.
+        self.unreadable: tuple[str, ...] = ()
         self._checked: dict[str, tuple[tuple[int, int, int], ...]] = {}
 
     def read(self) -> list[Snapshot]:
@@ -50,16 +52,17 @@ class SnapshotCatalog:
         left alone and not listed."""
         self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         files.sweep_staging(self.root)
-        found = {}
+        found, unreadable = {}, []
         for path in self.root.iterdir():
             if path.name.startswith("."):
                 continue
             try:
                 snapshot = _from_meta(saved.read_meta(path), _size(path))
             except (ClocheError, KeyError, TypeError, OSError):
+                unreadable.append(path.name)
                 continue
             found[snapshot.id] = snapshot
-        self._all = found
+        self._all, self.unreadable = found, tuple(unreadable)
         return list(found.values())
 
     def of(self, workspace: str) -> list[Snapshot]:
@@ -81,8 +84,12 @@ class SnapshotCatalog:
             work = staged / "snapshot"
             work.mkdir(mode=0o700)
             saved.write(work, captured, needs, layers, _to_meta(snapshot))
-            files.publish(work, self.root / snapshot.id)
-        done = _from_meta(saved.read_meta(self.root / snapshot.id), _size(self.root / snapshot.id))
+            try:
+                files.publish(work, self.root / snapshot.id)
+                done = _from_meta(saved.read_meta(self.root / snapshot.id), _size(self.root / snapshot.id))
+            except BaseException:
+                files.remove_tree(self.root / snapshot.id)
+                raise
         self._all[snapshot.id] = done
         return done
 
@@ -96,16 +103,21 @@ class SnapshotCatalog:
         self._checked[snapshot.id] = signature
         return state
 
-    def remove(self, snapshot: Snapshot) -> None:
-        """Takes its name away first: from then on it does not exist."""
-        self._all.pop(snapshot.id, None)
+    def remove(self, snapshot: Snapshot) -> bool:
+        """Takes its name away first: from then on it does not exist. False when somebody else has removed it."""
+        if self._all.pop(snapshot.id, None) is None:
+            return False
         self._checked.pop(snapshot.id, None)
         with files.staging(self.root) as staged:
             try:
                 (self.root / snapshot.id).rename(staged / "gone")
             except FileNotFoundError:
-                return
+                return True
+            except OSError:
+                self._all[snapshot.id] = snapshot
+                raise
             files.fsync_dir(self.root)
+        return True
 
 
 def _signature(directory: Path) -> tuple[tuple[int, int, int], ...]:

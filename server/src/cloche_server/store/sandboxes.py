@@ -25,6 +25,7 @@ def to_row(sandbox: Sandbox) -> dict[str, Any]:
     return {
         "id": sandbox.id,
         "workspace": sandbox.workspace,
+        "name": sandbox.name,
         "status": sandbox.status.value,
         "template": sandbox.template,
         "template_name": sandbox.template_name,
@@ -67,6 +68,7 @@ def from_row(row: Row) -> Sandbox:
     return Sandbox(
         id=row["id"],
         workspace=row["workspace"],
+        name=row["name"],
         status=Status(row["status"]),
         template=row["template"],
         template_name=row["template_name"],

@@ -26,6 +26,7 @@ from cloche_server.api.wire import (
     UsageAnswer,
 )
 from cloche_server.app.create import CreateRequest
+from cloche_server.app.names import IfExists
 from cloche_server.app.services import Services
 from cloche_server.core.command import check_env
 from cloche_server.core.errors import ClocheError
@@ -88,19 +89,21 @@ def _create_request(body: CreateBody, workspace: str, settings: Settings) -> Cre
         metadata=body.metadata,
         defaults=ExecDefaults(body.env, body.cwd, body.user),
         minimum_boundary=body.minimum_boundary,
+        name=body.name,
         idle_seconds=body.idle_seconds,
         idle_action=IdleAction(body.idle_action),
     )
 
 
 async def _continue(
-    services: Services, snapshot_id: str, wanted: CreateRequest, key: str | None, raw: bytes, given: set[str]
-) -> Sandbox:
+    services: Services, body: CreateBody, wanted: CreateRequest, key: str | None, raw: bytes
+) -> tuple[Sandbox, bool]:
     """A create from a snapshot: clients send their default template with it, which does not count; sizes do."""
-    async with services.snapshots.source(wanted.workspace, snapshot_id) as (snapshot, source):
+    assert body.from_snapshot is not None
+    async with services.snapshots.source(wanted.workspace, body.from_snapshot) as (snapshot, source):
         sizes = {"cpus": snapshot.shape.cpus, "memory_mb": snapshot.shape.memory_mb}
         for name, has in sizes.items():
-            if name in given and getattr(wanted, name) not in {None, has}:
+            if name in body.model_fields_set and getattr(wanted, name) not in {None, has}:
                 raise ClocheError(
                     "request.invalid",
                     f"the snapshot {snapshot.id} has {name} {has}; its memory cannot be continued with another size",
@@ -113,7 +116,7 @@ async def _continue(
             wanted.defaults.user or before.user,
         )
         request = replace(wanted, template=snapshot.template, source=source, snapshot_id=snapshot.id, defaults=defaults)
-        return await services.creates.create(request, key, raw)
+        return await services.creates.create(request, key, raw, IfExists(body.if_exists))
 
 
 @router.post(
@@ -121,6 +124,7 @@ async def _continue(
     status_code=201,
     response_model=SandboxAnswer,
     responses={
+        200: {"description": "A sandbox of that name was there and runs", "model": SandboxAnswer},
         201: {"description": "The sandbox runs", "headers": {"Location": header("Path of the sandbox")}},
         **answers(400, 404, 409, 413, 422, 500, 501, 502, 503, 507),
     },
@@ -136,14 +140,14 @@ async def create(
     """Answers when the sandbox runs commands. 503 and 507: nothing was made. A hang-up undoes the create."""
     raw = await read_body(request, 1024 * 1024)
     body = parse_model(raw, CreateBody)
+    if_exists = IfExists(body.if_exists)
     wanted = _create_request(body, workspace, services.settings)
     if body.from_snapshot is None:
-        record = await while_connected(request, services.creates.create(wanted, idempotency_key, raw))
+        work = services.creates.create(wanted, idempotency_key, raw, if_exists)
     else:
-        record = await while_connected(
-            request, _continue(services, body.from_snapshot, wanted, idempotency_key, raw, body.model_fields_set)
-        )
-    return json_response(present.sandbox(record), 201, {"Location": f"/v1/sandboxes/{record.id}"})
+        work = _continue(services, body, wanted, idempotency_key, raw)
+    record, made = await while_connected(request, work)
+    return json_response(present.sandbox(record), 201 if made else 200, {"Location": f"/v1/sandboxes/{record.id}"})
 
 
 @router.get(
@@ -162,6 +166,7 @@ async def list_sandboxes(
         Literal["creating", "running", "paused", "hibernating", "hibernated", "waking", "failed"] | None,
         Query(description="Only sandboxes in this state."),
     ] = None,
+    name: Annotated[str | None, Query(description="Only the sandbox of this name.")] = None,
     limit: Annotated[int | None, Query(ge=1, le=10000)] = None,
     after: Annotated[str | None, Query(description="Only what follows this id.")] = None,
 ) -> Response:
@@ -181,6 +186,7 @@ async def list_sandboxes(
         record
         for record in records
         if (status is None or record.status.value == status)
+        and (name is None or record.name == name)
         and all(not k.startswith("secret.") and record.metadata.get(k) == v for k, v in wanted.items())
     ]
     return json_response([present.sandbox(record) for record in found[:limit]])

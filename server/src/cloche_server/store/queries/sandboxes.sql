@@ -3,11 +3,11 @@
 INSERT INTO sandboxes (id, workspace, status, template, template_name, template_id, cpus, memory_mb, disk_mb, isolation,
     defaults, metadata, created_at, ttl_seconds, persistent, expires_at, started_at, boot_ms, boot_mode, process,
     termination, ended_at, generation, version, layer_id, parent_id, fork_tree_id, snapshot_id,
-    idle_seconds, idle_action, status_reason)
+    idle_seconds, idle_action, status_reason, name)
 VALUES (:id, :workspace, :status, :template, :template_name, :template_id, :cpus, :memory_mb, :disk_mb, :isolation,
     :defaults, :metadata, :created_at, :ttl_seconds, :persistent, :expires_at, :started_at, :boot_ms, :boot_mode, :process,
     :termination, :ended_at, :generation, :version, :layer_id, :parent_id, :fork_tree_id, :snapshot_id,
-    :idle_seconds, :idle_action, :status_reason);
+    :idle_seconds, :idle_action, :status_reason, :name);
 
 -- update_sandbox --
 -- Writes the next version of a record, only over the version it was derived from.
