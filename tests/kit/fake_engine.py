@@ -1,7 +1,8 @@
 """A host in memory: machines without processes, guests without agents, and faults on demand.
 
 `World.fault["Machine.restore"] = SomeError(…)` makes that call fail; `World.block["Machine.restore"]`
-gets an event that is set when the call has begun, and the call then waits for ever. Directories are real.
+gets an event that is set when the call has begun, and the call then waits for ever; with `World.gate` it waits
+until the gate is opened. Directories, layers and saved memory are real files.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from typing import Any, ClassVar
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ports import BakedTemplate, Captured, MachineCondition, MachineExit, SavedState
 from cloche_server.core.records import Isolation, ProcessRef, Shape
-from cloche_server.host.pages import Pages
+from cloche_server.host.pages import PAGE, Pages
+from cloche_server.storage.layers import read_header
+
+
+@dataclass
+class Gate:
+    """`reached` is set when a call has come to it; the call goes on when `open` is set."""
+
+    reached: asyncio.Event = field(default_factory=asyncio.Event)
+    open: asyncio.Event = field(default_factory=asyncio.Event)
 
 
 @dataclass
@@ -28,9 +38,14 @@ class World:
     calls: list[str] = field(default_factory=list)
     fault: dict[str, BaseException] = field(default_factory=dict)
     block: dict[str, asyncio.Event] = field(default_factory=dict)
+    gate: dict[str, Gate] = field(default_factory=dict)
     open_guests: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
     renewals: list[tuple[str, Any]] = field(default_factory=list)
+    #: Machines whose commands are frozen.
+    frozen: set[str] = field(default_factory=set)
+    #: All memory that was captured.
+    captured: list[Pages] = field(default_factory=list)
     pids: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
 
     async def pass_by(self, name: str) -> None:
@@ -42,6 +57,9 @@ class World:
         if name in self.block:
             self.block[name].set()
             await asyncio.Event().wait()
+        if name in self.gate:
+            self.gate[name].reached.set()
+            await self.gate[name].open.wait()
 
     def is_empty(self, root: Path) -> list[str]:
         """What is still there."""
@@ -49,12 +67,24 @@ class World:
         left += [f"directory {path.name}" for path in root.iterdir()] if root.is_dir() else []
         layers = root.parent / "layers"
         left += [f"layer {path.name}" for path in layers.iterdir()] if layers.is_dir() else []
+        snapshots = root.parent / "snapshots"
+        left += [f"snapshot {path.name}" for path in snapshots.iterdir()] if snapshots.is_dir() else []
+        left += [f"memory of a capture, {pages.runs}" for pages in self.captured if is_open(pages)]
         left += [f"link to {name}" for name in sorted(self.open_guests)]
         left += [f"hold on {name}" for name in sorted(self.held)]
         return left
 
 
+def is_open(pages: Pages) -> bool:
+    try:
+        return len(pages.data) >= 0
+    except ValueError:
+        return False
+
+
 class FakeMachine:
+    """`runs`: its vCPUs do."""
+
     def __init__(self, world: World, machine_id: str, directory: Path, ref: ProcessRef) -> None:
         self._world = world
         self._id = machine_id
@@ -63,6 +93,8 @@ class FakeMachine:
         self._exit: asyncio.Future[MachineExit] = asyncio.get_running_loop().create_future()
         self.condition = MachineCondition.OK
         self.disk = Path()
+        self.state: SavedState | None = None
+        self.runs = False
         world.alive[machine_id] = self
         world.held.add(machine_id)
 
@@ -85,14 +117,22 @@ class FakeMachine:
     async def restore(self, before_run: Callable[[], None] | None = None) -> None:
         await self._world.pass_by("Machine.restore")
         self._check()
+        if self.state is not None:
+            if not self.state.device_state.is_file():
+                raise ClocheError("sandbox.boot_failed", "the device state is not there any more")
+            assert is_open(self.state.pages)
         if before_run is not None:
             before_run()
+        await self._world.pass_by("Machine.restore.cont")
+        self.runs = True
 
     async def pause(self) -> None:
         await self._world.pass_by("Machine.pause")
+        self.runs = False
 
     async def resume(self) -> None:
         await self._world.pass_by("Machine.resume")
+        self.runs = True
 
     async def active_layer(self) -> Path:
         return self.disk
@@ -101,11 +141,23 @@ class FakeMachine:
         self, *, memory: bool, new_layer: Path | None, recorded: Callable[[], Awaitable[None]] | None, goes_on: bool
     ) -> Captured:
         await self._world.pass_by("Machine.capture")
-        if new_layer is not None:
-            self.disk = new_layer
-        if recorded is not None:
-            await recorded()
-        return Captured(b"device state", Pages((), memoryview(b"")), 1.0)
+        ran, self.runs = self.runs, False
+        try:
+            if self.ended:
+                raise ClocheError("sandbox.capture_failed", "the machine has ended")
+            await self._world.pass_by("Machine.capture.stopped")
+            if new_layer is not None:
+                self.disk = new_layer
+                await self._world.pass_by("Machine.capture.sealed")
+            if recorded is not None:
+                await recorded()
+            await self._world.pass_by("Machine.capture.cont")
+        except BaseException:
+            self.runs = ran
+            raise
+        self.runs = ran and goes_on
+        self._world.captured.append(Pages([(1, 2)], memoryview(bytearray(b"m" * 2 * PAGE))))
+        return Captured(b"device state", self._world.captured[-1], 1.0)
 
     async def grow_disk(self, disk_mb: int) -> None:
         await self._world.pass_by("Machine.grow_disk")
@@ -120,7 +172,10 @@ class FakeMachine:
 
     def die(self, exit_: MachineExit | None = None) -> None:
         """The process ends by itself."""
-        self._world.alive.pop(self._id, None)
+        if self._world.alive.get(self._id) is self:
+            del self._world.alive[self._id]
+            self._world.frozen.discard(self._id)
+        self.runs = False
         if not self._exit.done():
             self._exit.set_result(exit_ or MachineExit(signal="SIGKILL"))
 
@@ -153,9 +208,13 @@ class FakeEngine:
         self, machine_id: str, directory: Path, template: BakedTemplate, disk: Path, state: SavedState | None = None
     ) -> FakeMachine:
         await self.world.pass_by("Engine.launch")
+        missing = missing_layers(disk)
+        assert missing == [], f"the disk of {machine_id} lies over {missing}"
         directory.mkdir(parents=True, exist_ok=True)
         machine = FakeMachine(self.world, machine_id, directory, ProcessRef(next(self.world.pids), 1))
-        machine.disk = disk
+        machine.disk, machine.state = disk, state
+        if state is not None:
+            self.world.frozen.add(machine_id)  # as it was captured
         try:
             await self.world.pass_by("Engine.launch.connect")
         except BaseException:
@@ -197,12 +256,16 @@ class FakeGuest:
         if machine is None:
             raise ClocheError("sandbox.unreachable", "The agent in the sandbox cannot be reached.")
         self.world.renewals.append((self._name, request))
+        if getattr(request, "thaw", False):
+            self.world.frozen.discard(self._name)
 
     async def freeze(self, *, disk: bool, timeout_ms: int, timeout: float = 30.0) -> None:
         await self.world.pass_by("Guest.freeze")
+        self.world.frozen.add(self._name)
 
     async def thaw(self, *, keep: bool, timeout: float = 30.0) -> None:
         await self.world.pass_by("Guest.thaw")
+        self.world.frozen.discard(self._name)
 
     def exec(self, request: Any) -> _FakeCall:
         return _FakeCall(self.world)
@@ -253,6 +316,17 @@ def template(root: Path, name: str = "base", shape: Shape | None = None) -> Bake
     header = struct.pack(">4sIQIIQII", b"QFI\xfb", 3, 512, 4, 16, 1 << 30, 0, 2)
     (root / name / "overlay.qcow2").write_bytes(header.ljust(512, b"\0") + b"base".ljust(1024, b"\0"))
     return BakedTemplate(f"{name}-{shape}-0", name, root / name, shape, 1024, "tcg", 0, 0.0)
+
+
+def missing_layers(top: Path) -> list[str]:
+    """Which files of a disk are not there, from its top down to the template's."""
+    path = top
+    while path.exists():
+        backing = read_header(path).backing
+        if "/" in backing:
+            return []
+        path = path.parent / backing
+    return [path.name]
 
 
 async def settle(check: Callable[[], bool], turns: int = 2000) -> None:

@@ -109,7 +109,7 @@ def litter(server: Server, listed: dict[str, str]) -> list[str]:
     for name, status in listed.items():
         directory = server.data / "sandboxes" / name
         names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
-        odd = {one for one in names if one.startswith(".") or one == "capture.dev"}
+        odd = {one for one in names if one.startswith(".")}
         if status in {"running", "paused"} and "state" in names:
             odd.add("state")
         if status == "hibernated" and "state" not in names:

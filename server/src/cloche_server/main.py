@@ -32,8 +32,10 @@ from cloche_server.app.reconcile import Reconciler
 from cloche_server.app.services import Services
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
+from cloche_server.app.stop import StopVerbs
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.app.templates import Templates
+from cloche_server.app.tend import tend
 from cloche_server.app.tokens import Tokens
 from cloche_server.app.upkeep import Upkeep
 from cloche_server.core.errors import ClocheError
@@ -94,7 +96,7 @@ class Main:
             _log.info("server.reconciled", **{k: getattr(report, k) for k in report.__slots__})
             background = [
                 group.create_task(parts.pools.run(), name="pools"),
-                group.create_task(parts.supervisor.tend(), name="tend"),
+                group.create_task(tend(parts.supervisor, parts.machines), name="tend"),
                 group.create_task(parts.upkeep.run(), name="upkeep"),
             ]
             parts.services.ready.set()
@@ -150,6 +152,7 @@ class _Parts:
         gate = asyncio.Semaphore(settings.parallel_boots)
         machines = Machines(engine, settings.data / "sandboxes", gate, Layers(settings.data))
         snapshots = SnapshotCatalog(settings.data)
+        self.machines = machines
         capacity = Capacity(settings)
         self.pools = Pools(machines, capacity, launched=settings.pool_launched, warm=settings.pool_warm)
         self.supervisor = Supervisor(store, machines, capacity, clock, group)
@@ -171,6 +174,7 @@ class _Parts:
             creates=NamedCreates(IdempotentCreates(creator, access, idempotency), access, lifecycle),
             lifecycle=lifecycle,
             sleep=SleepVerbs(access, self.supervisor, machines, capturer, capacity, clock),
+            power=StopVerbs(access, self.supervisor, machines, self.catalog, capacity, clock),
             forks=Forks(access, self.supervisor, capturer, creator, machines, lifecycle),
             snapshots=Snapshots(access, self.supervisor, capturer, machines, snapshots, clock),
             execs=Execs(access),

@@ -7,15 +7,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from cloche_server.app.access import Access
-from cloche_server.app.capacity import Capacity
+from cloche_server.app.capacity import OVERHEAD_MB, Capacity
+from cloche_server.app.capturing import Capturer
 from cloche_server.app.create import CreateRequest, Creator
+from cloche_server.app.entry import Entry
+from cloche_server.app.fork import Forks
 from cloche_server.app.idempotency import IdempotentCreates
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
 from cloche_server.app.pools import Pools
 from cloche_server.app.reconcile import Reconciler
+from cloche_server.app.sleep import STATE, SleepVerbs
+from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.supervisor import Supervisor
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.lifecycle import Status
 from cloche_server.core.ports import BootFiles
 from cloche_server.core.records import ExecDefaults, Sandbox
 from cloche_server.settings import Settings
@@ -25,7 +34,10 @@ from cloche_server.storage.templates import TemplateMeta
 from cloche_server.store.db import Database
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.tokens import IdempotencyStore
-from kit.fake_engine import FakeClock, FakeEngine, World, template
+from kit.fake_engine import FakeClock, FakeEngine, World, is_open, missing_layers, template
+
+#: States with a machine.
+AWAKE = {Status.RUNNING, Status.PAUSED}
 
 
 class FakeCatalog:
@@ -41,6 +53,9 @@ class FakeCatalog:
 
     def find(self, *_: object) -> TemplateMeta:
         return self.meta
+
+    def get(self, template_id: str) -> TemplateMeta | None:
+        return self.meta if template_id == self.meta.template.id else None
 
     def checked(self, meta: TemplateMeta) -> bool:
         return True
@@ -64,6 +79,11 @@ class Host:
     lifecycle: LifecycleVerbs
     creates: IdempotentCreates
     reconciler: Reconciler
+    catalog: SnapshotCatalog
+    capturer: Capturer
+    sleep: SleepVerbs
+    forks: Forks
+    snapshots: Snapshots
 
     async def create(self, **options: Any) -> Sandbox:
         return await self.creator.create(CreateRequest("w", **options))
@@ -79,6 +99,62 @@ class Host:
         usage = self.capacity.usage()
         if (usage.sandboxes, usage.memory_mb, usage.disk_mb) != (0, 0, 0):
             found.append(f"promised {usage}")
+        return found
+
+    async def untrue(self) -> list[str]:
+        """What is recorded, promised or held and is not so, and what is so and nowhere recorded."""
+        found = []
+        stored = {record.id: record for record in await self.rows()}
+        entries = {entry.record.id: entry for entry in self.supervisor.entries()}
+        for entry in entries.values():
+            found += [f"{entry.record.id} {entry.record.status.value}: {text}" for text in self._untrue(entry)]
+            if not entry.unsaved and stored.get(entry.record.id) != entry.record:
+                found.append(f"stored is {stored.get(entry.record.id)}, not {entry.record}")
+        promised = self.capacity.usage()
+        awake = [e.record.resources.memory_mb + OVERHEAD_MB for e in entries.values() if e.record.status in AWAKE]
+        if (promised.sandboxes, promised.memory_mb) != (len(entries), sum(awake)):
+            found.append(f"promised {promised} for {len(entries)}, of which {len(awake)} are awake")
+        snapshots = self.catalog.of("w")
+        tops = [e.record.layer_id for e in entries.values()] + [s.layer_id for s in snapshots]
+        layers = self.machines.layers
+        needed = {layer for top in tops for layer in layers.chain(top)}
+        there = {path.name.removesuffix(".qcow2") for path in layers.root.iterdir()}
+        if needed != there:
+            found.append(f"layers too many {there - needed}, missing {needed - there}")
+        if {path.name for path in self.root.iterdir()} != entries.keys():
+            found.append(f"directories {[path.name for path in self.root.iterdir()]}")
+        if set(stored) != entries.keys() or self.world.alive.keys() - entries.keys():
+            found.append(f"records {set(stored)}, processes {set(self.world.alive)}, known {set(entries)}")
+        kept = {path.name for path in self.catalog.root.iterdir()} if self.catalog.root.is_dir() else set()
+        if kept != {snapshot.id for snapshot in snapshots}:
+            found.append(f"snapshots on disk {kept}")
+        return found + [f"open memory {pages.runs}" for pages in self.world.captured if is_open(pages)]
+
+    def _untrue(self, entry: Entry) -> list[str]:
+        record, found = entry.record, []
+        machine = self.world.alive.get(record.id)
+        saved_memory = (self.root / record.id / STATE).exists()
+        if record.status in AWAKE:
+            if machine is None or entry.machine is not machine or entry.guest is None:
+                return ["has no machine"]
+            if machine.ref != record.process:
+                found.append(f"process {record.process} and not {machine.ref}")
+            if machine.runs != (record.status is Status.RUNNING):
+                found.append(f"vCPUs run: {machine.runs}")
+            if (record.id in self.world.frozen) != (record.status is Status.PAUSED):
+                found.append(f"commands frozen: {record.id in self.world.frozen}")
+            if machine.disk.stem != record.layer_id or missing_layers(machine.disk):
+                found.append(f"disk {machine.disk}, missing {missing_layers(machine.disk)}")
+            if saved_memory:
+                found.append("another machine would go on from its old memory")
+        elif machine is not None or record.process is not None:
+            found.append("has a process")
+        if record.status in {Status.HIBERNATING, Status.WAKING, Status.CREATING, Status.DELETING}:
+            found.append("nobody moves it on")
+        if record.status is Status.HIBERNATED and not saved_memory:
+            found.append("its memory is gone")
+        if [path.name for path in (self.root / record.id).glob(".*")]:
+            found.append(f"left in its directory: {[path.name for path in (self.root / record.id).glob('.*')]}")
         return found
 
 
@@ -129,8 +205,32 @@ def assemble(data: Path, database: Database, world: World, crew: Crew, **changes
     access = Access(supervisor, store, clock)
     lifecycle = LifecycleVerbs(access, supervisor, clock)
     creates = IdempotentCreates(creator, access, IdempotencyStore(database))
-    reconciler = Reconciler(store, machines, capacity, supervisor, SnapshotCatalog(data), clock)
+    snapshots = SnapshotCatalog(data)
+    reconciler = Reconciler(store, machines, capacity, supervisor, snapshots, clock)
+    capturer = Capturer(supervisor, machines, catalog)
+    sleep = SleepVerbs(access, supervisor, machines, capturer, capacity, clock)
+    forks = Forks(access, supervisor, capturer, creator, machines, lifecycle)
     return Host(
         world, root, database, store, clock, capacity, machines, pools, supervisor, creator, access, lifecycle, creates,
-        reconciler,
+        reconciler, snapshots, capturer, sleep, forks,
+        Snapshots(access, supervisor, capturer, machines, snapshots, clock),
     )  # fmt: skip
+
+
+def refuse_updates(host: Host, monkeypatch: pytest.MonkeyPatch, error: BaseException, after: int = 0) -> dict[str, Any]:
+    """The database takes `after` updates more, and then none for as long as `on` is true."""
+    state: dict[str, Any] = {"on": True, "times": 0, "after": after}
+    update = host.store.update
+
+    async def failing(record: Sandbox) -> None:
+        if state["on"] and state["after"] <= 0:
+            state["times"] += 1
+            raise error
+        state["after"] -= 1
+        await update(record)
+
+    monkeypatch.setattr(host.store, "update", failing)
+    return state
+
+
+FULL = ClocheError("host.disk_full", "the disk of the host is full, the change could not be recorded")

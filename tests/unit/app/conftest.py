@@ -10,6 +10,7 @@ from app_host import Crew, Host, assemble
 
 from cloche_server.app import machines as machines_module
 from cloche_server.app import reconcile as reconcile_module
+from cloche_server.core.records import ProcessRef
 from cloche_server.store.db import Database
 from kit.fake_engine import FakeGuest, World
 
@@ -35,6 +36,34 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
 async def crew() -> AsyncIterator[Crew]:
     crew = Crew()
     yield crew
+    await crew.end()
+
+
+@pytest.fixture
+def killing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process table of the fake host."""
+
+    def kill(pid: int, start_time: int, *_: int) -> bool:
+        for machine in list(world.alive.values()):
+            if machine.ref == ProcessRef(pid, start_time):
+                machine.die()
+                machine.release()
+                return True
+        return False
+
+    async def wait_exit(*_: object) -> bool:
+        return True
+
+    monkeypatch.setattr(reconcile_module.process, "kill", kill)
+    monkeypatch.setattr(reconcile_module.process, "wait_exit", wait_exit)
+
+
+@pytest.fixture
+async def second(tmp_path: Path, database: Database, world: World, killing: None) -> AsyncIterator[Host]:
+    """Another server on the same data."""
+    crew = Crew()
+    database.new = False
+    yield assemble(tmp_path, database, world, crew)
     await crew.end()
 
 

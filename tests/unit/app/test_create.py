@@ -19,6 +19,7 @@ CALLS = [
     "Engine.launch",
     "Engine.launch.connect",
     "Machine.restore",
+    "Machine.restore.cont",
     "Guest.connect",
     "Machine.grow_disk",
     "Guest.renew",

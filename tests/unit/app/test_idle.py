@@ -10,7 +10,7 @@ from app_host import Host
 
 from cloche_server.app.entry import Entry
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.lifecycle import Status
+from cloche_server.core.lifecycle import Event, Status
 from cloche_server.core.records import IdleAction, TerminationReason
 from kit.fake_engine import settle
 
@@ -121,7 +121,7 @@ async def test_it_can_be_changed_later(host: Host, done: list[str]) -> None:
 
 async def test_the_reason_of_an_idle_end_can_be_read_afterwards(host: Host) -> None:
     entry = await entry_of(host)
-    host.supervisor.end_soon(entry, TerminationReason.IDLE)
+    host.supervisor.send(entry, Event.DELETE, reason=TerminationReason.IDLE)
     await settle(lambda: host.supervisor.get(entry.record.id) is None)
     with pytest.raises(ClocheError) as told:
         await host.access.find("w", entry.record.id)
@@ -138,8 +138,6 @@ async def test_a_wait_ends_with_the_move_it_waits_for(host: Host) -> None:
     entry = await entry_of(host)
     waiting = asyncio.ensure_future(host.lifecycle.wait("w", entry.record.id, frozenset({Status.PAUSED}), 60))
     await asyncio.sleep(0)
-    from cloche_server.core.lifecycle import Event
-
     await host.supervisor.perform(entry, lambda: host.supervisor.move(entry, Event.PAUSE))
     assert (await waiting).status is Status.PAUSED
 

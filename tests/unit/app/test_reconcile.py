@@ -3,46 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from app_host import Crew, Host, assemble
+from app_host import Host
 
-from cloche_server.app import reconcile as reconcile_module
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import ProcessRef, TerminationReason
-from cloche_server.store.db import Database
-from kit.fake_engine import FakeMachine, World, settle
-
-
-@pytest.fixture
-async def second(tmp_path: Path, database: Database, world: World) -> AsyncIterator[Host]:
-    crew = Crew()
-    database.new = False
-    yield assemble(tmp_path, database, world, crew)
-    await crew.end()
-
-
-@pytest.fixture(autouse=True)
-def killing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process table of the fake host."""
-
-    def kill(pid: int, start_time: int, *_: int) -> bool:
-        for machine in list(world.alive.values()):
-            if machine.ref == ProcessRef(pid, start_time):
-                machine.die()
-                machine.release()
-                return True
-        return False
-
-    async def wait_exit(*_: object) -> bool:
-        return True
-
-    monkeypatch.setattr(reconcile_module.process, "kill", kill)
-    monkeypatch.setattr(reconcile_module.process, "wait_exit", wait_exit)
+from kit.fake_engine import FakeMachine, settle
 
 
 async def leave(host: Host) -> None:

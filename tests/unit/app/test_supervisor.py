@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
-from app_host import Crew, Host
+from app_host import FULL, Crew, Host, refuse_updates
 
 from cloche_server.app import supervisor as supervisor_module
+from cloche_server.app import tend as tend_module
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Event, Status
 from cloche_server.core.ports import MachineExit
-from cloche_server.core.records import Sandbox, TerminationReason
+from cloche_server.core.records import TerminationReason
 from cloche_server.store.db import Conflict
 from kit.fake_engine import FakeMachine, settle
 
@@ -25,24 +25,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def machine(host: Host, sandbox_id: str) -> FakeMachine:
     return host.world.alive[sandbox_id]
-
-
-def refuse_updates(host: Host, monkeypatch: pytest.MonkeyPatch, error: BaseException) -> dict[str, Any]:
-    """The database takes no update for as long as `on` is true."""
-    state: dict[str, Any] = {"on": True, "times": 0}
-    update = host.store.update
-
-    async def failing(record: Sandbox) -> None:
-        if state["on"]:
-            state["times"] += 1
-            raise error
-        await update(record)
-
-    monkeypatch.setattr(host.store, "update", failing)
-    return state
-
-
-FULL = ClocheError("host.disk_full", "the disk of the host is full, the change could not be recorded")
 
 
 async def test_a_crash_is_told(host: Host) -> None:
@@ -266,11 +248,11 @@ async def test_a_delete_that_fails_is_tried_until_it_succeeds(host: Host, crew: 
 async def test_one_machine_that_cannot_be_tended_stops_nobody(
     host: Host, crew: Crew, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor_module, "TEND_EVERY", 0.005)
+    monkeypatch.setattr(tend_module, "TEND_EVERY", 0.005)
     for _ in range(2):
         await host.create()
     host.world.fault["Machine.tend"] = OSError(28, "no space")
-    crew.create_task(host.supervisor.tend())
+    crew.create_task(tend_module.tend(host.supervisor, host.machines))
     await settle(lambda: host.world.calls.count("Machine.tend") >= 6)
     assert crew.failed == []
 
@@ -290,7 +272,7 @@ async def test_a_directory_that_resists_is_removed_later(
     """Also one of a create that came to nothing, of which no record is left."""
     from cloche_server.app import machines as machines_module
 
-    monkeypatch.setattr(supervisor_module, "TEND_EVERY", 0.01)
+    monkeypatch.setattr(tend_module, "TEND_EVERY", 0.01)
     remove, resists = machines_module.files.remove_tree, True
 
     def remove_tree(path: object) -> None:
@@ -299,7 +281,7 @@ async def test_a_directory_that_resists_is_removed_later(
         remove(path)  # type: ignore[arg-type]
 
     monkeypatch.setattr(machines_module.files, "remove_tree", remove_tree)
-    crew.create_task(host.supervisor.tend())
+    crew.create_task(tend_module.tend(host.supervisor, host.machines))
     host.world.fault["Guest.renew"] = ClocheError("sandbox.boot_failed", "x")
     with pytest.raises(ClocheError):
         await host.create()

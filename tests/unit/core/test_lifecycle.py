@@ -11,6 +11,7 @@ from cloche_server.core.lifecycle import (
     LISTED,
     ON_RESTART,
     SERVING,
+    SLEEPING,
     TRANSITIONS,
     Event,
     Status,
@@ -19,7 +20,14 @@ from cloche_server.core.lifecycle import (
 )
 
 #: Where a sandbox may stay: somebody else has to move it on.
-RESTING = {Status.RUNNING, Status.FAILED, Status.DELETED}
+RESTING = {
+    Status.RUNNING,
+    Status.PAUSED,
+    Status.HIBERNATED,
+    Status.STOPPED,
+    Status.FAILED,
+    Status.DELETED,
+}
 
 
 def reachable(start: Status) -> set[Status]:
@@ -61,6 +69,31 @@ def test_half_way_states_have_a_deadline_and_a_restart_rule() -> None:
 def test_every_living_state_can_be_deleted() -> None:
     for state in set(Status) - {Status.DELETED}:
         assert step(state, Event.DELETE) is Status.DELETING
+
+
+def test_half_way_moves_can_come_to_an_end_and_to_nothing() -> None:
+    """Each ends in a state to rest in, whatever becomes of it, and never in the one it does not come from."""
+    for state, finished, undone in (
+        (Status.HIBERNATING, (Event.SAVED, Status.HIBERNATED), Status.RUNNING),
+        (Status.WAKING, (Event.BOOTED, Status.RUNNING), Status.HIBERNATED),
+    ):
+        event, target = finished
+        assert step(state, event) is target
+        assert step(state, Event.UNDONE) is undone
+        assert step(state, Event.CRASHED) is Status.FAILED
+
+
+def test_what_sleeps_has_no_process_that_could_crash() -> None:
+    assert step(Status.HIBERNATED, Event.CRASHED) is None
+    assert step(Status.PAUSED, Event.CRASHED) is Status.FAILED
+    assert not SLEEPING & SERVING
+    assert Status.PAUSED not in SLEEPING, "a paused sandbox is not woken by a call"
+    assert SLEEPING <= LISTED
+
+
+def test_every_state_with_a_ttl_ends_with_it() -> None:
+    for state in LISTED:
+        assert step(state, Event.EXPIRED) is Status.DELETING
 
 
 def test_what_serves_also_holds_and_is_listed() -> None:

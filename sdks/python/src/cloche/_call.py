@@ -4,11 +4,12 @@ and whether it may be sent again. No I/O.
 Rules for sending again, and there are no others:
 
 * no connection came about: nothing was sent, so any call may be repeated, three times within seconds;
-* create was answered 503 with `Retry-After`: nothing was made, so it is repeated within the retry budget;
+* create or fork was answered 503 with `Retry-After`: nothing was made, so it is repeated within the retry budget;
 * the answer of create was lost: it is repeated once, under the same idempotency key, which makes no second one;
-* a call that changes nothing (`safe`) broke off or met a retryable refusal: it is repeated once.
+* a call that changes nothing, or nothing more the second time (`safe`), broke off or met a retryable refusal: it is
+  repeated once.
 
-A command is never run twice.
+A command is never run twice, and nothing is forked or captured twice.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ from urllib.parse import quote, urlencode
 
 import httpx
 
-from . import _wire, errors
+from . import _codes, _wire, errors
 from ._version import __version__
 from .models import ExecResult
 
-Kind = Literal["safe", "create", "other"]
+Kind = Literal["safe", "create", "fork", "other"]
 Body = bytes | Iterable[bytes] | AsyncIterable[bytes]
 
 CONNECT_TIMEOUT: Final = 10.0
@@ -68,7 +69,7 @@ def path(*parts: str) -> str:
     return "/v1/" + "/".join(quote(part, safe="") for part in parts)
 
 
-def params(**values: str | int | bool | None) -> dict[str, str]:
+def params(**values: str | float | bool | None) -> dict[str, str]:
     """Query parameters; None is left out, booleans become 1 and 0."""
     return {
         name: str(int(value)) if isinstance(value, bool) else str(value)
@@ -87,7 +88,7 @@ def retry_delay(call: Call, error: errors.ClocheError, attempt: int, elapsed: fl
     """Seconds until `call` is sent again after `error`, or None if it is not. `attempt` counts from 0."""
     if isinstance(error, errors.ConnectFailed):
         delay = CONNECT_DELAYS[attempt] if attempt < len(CONNECT_DELAYS) and error.retryable else None
-    elif call.kind == "create" and error.status == 503 and error.retry_after is not None:
+    elif call.kind in ("create", "fork") and error.status == 503 and error.retry_after is not None:
         spread = min(15.0, 2.0**attempt)
         delay = error.retry_after + random.uniform(0, min(spread, max(0.1, error.retry_after)))  # noqa: S311
     elif call.kind == "create" and attempt == 0 and _lost(error):
@@ -164,7 +165,7 @@ def told(
 ) -> errors.ClocheError:
     """The typed error for an error object, whether it came as an answer, inside one, or as an event."""
     code = str(data.get("code") or "")
-    kind = errors.class_for(code, status)
+    kind = _codes.class_for(code, status)
     details = data.get("details")
     fields = dict(details) if isinstance(details, Mapping) else {}
     if "timeout_seconds" in data:

@@ -15,7 +15,8 @@ from datetime import datetime
 from typing import Any, Literal, TypedDict
 
 from . import models
-from .errors import ProtocolError
+from ._codes import class_for
+from .errors import ClocheError, ProtocolError
 from .models import ExecResult, Termination
 
 Json = Mapping[str, Any]
@@ -260,6 +261,13 @@ def sandbox_info(data: Json) -> models.SandboxInfo:
         boot_ms=float(data.get("boot_ms") or 0),
         boot_mode=str(data.get("boot_mode") or ""),
         termination=_sandbox_termination(ended) if isinstance(ended, Mapping) else None,
+        name=data.get("name"),
+        status_reason=data.get("status_reason"),
+        idle_seconds=int(data.get("idle_seconds") or 0),
+        idle_action=str(data.get("idle_action") or ""),
+        parent_id=data.get("parent_id"),
+        fork_tree_id=data.get("fork_tree_id"),
+        from_snapshot=data.get("from_snapshot"),
         raw=data,
     )
 
@@ -280,6 +288,46 @@ def lifecycle(data: Json) -> models.Lifecycle:
         persistent=bool(data.get("persistent", False)),
         idle_seconds=float(data.get("idle_seconds") or 0),
         expires_at=timestamp(data.get("expires_at")),
+    )
+
+
+def fork_errors(data: Json) -> dict[int, ClocheError]:
+    """Why children of a fork did not come to life, by their number."""
+    found = {}
+    for item in records(data.get("errors") or []):
+        code = str(item.get("code") or "")
+        found[int(required(item, "index"))] = class_for(code, 0)(str(item.get("err") or "it failed"), code)
+    return found
+
+
+def promotion(data: Json) -> models.Promotion:
+    """What promoting did."""
+    return models.Promotion(
+        winner=str(required(data, "winner")),
+        tree_id=str(data.get("tree_id") or ""),
+        deleted=tuple(data.get("deleted") or ()),
+        failures=dict(data.get("failures") or {}),
+    )
+
+
+def snapshot_info(data: Json) -> models.SnapshotInfo:
+    """A snapshot."""
+    return models.SnapshotInfo(
+        id=str(required(data, "id")),
+        sandbox_id=str(data.get("sandbox_id") or ""),
+        name=data.get("name"),
+        template=str(data.get("template") or ""),
+        template_resolved=str(data.get("template_resolved") or ""),
+        template_id=str(data.get("template_id") or ""),
+        cpus=int(data.get("cpus") or 0),
+        memory_mb=int(data.get("memory_mb") or 0),
+        disk_mb=int(data.get("disk_mb") or 0),
+        memory=bool(data.get("memory", True)),
+        metadata=dict(data.get("metadata") or {}),
+        size_bytes=int(data.get("size_bytes") or 0),
+        parent_snapshot_id=data.get("parent_snapshot_id"),
+        created_at=timestamp(data.get("created_at")),
+        raw=data,
     )
 
 

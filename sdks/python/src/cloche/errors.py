@@ -9,7 +9,7 @@
       AuthError
       NotFoundError               SandboxNotFound, TemplateNotFound, ExecNotFound, FileNotFound
       InvalidRequestError
-      ConflictError               InvalidStateError, FileExists, …
+      ConflictError               InvalidStateError, NameTaken, FileExists, …
       CapacityError               no room now; nothing was made
       UnsupportedError            this server, or this host, cannot do it
       SandboxGone                 the sandbox died or has failed
@@ -17,9 +17,10 @@
       TimeoutError                CommandTimeout, RequestTimeout, WaitTimeout (also the builtin TimeoutError)
       FileError                   FileNotFound, IsADirectory, PermissionDenied, …
       TemplateError
-      ServerError                 GuestError, ProtocolError, …
+      SnapshotError               SnapshotNotFound, SnapshotCorrupt, SnapshotIncompatible
+      ServerError                 GuestError, CaptureFailed, ProtocolError, …
 
-`CODES` maps each code of the server's catalogue to its class. Codes of failures that the client itself
+`_codes` maps each code of the server's catalogue to its class. Codes of failures that the client itself
 finds begin with `client.` and never come from a server.
 """
 
@@ -27,7 +28,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .models import ExecResult
@@ -125,7 +126,7 @@ class RequestTimeout(TimeoutError, ConnectionLost):
 
 
 class WaitTimeout(TimeoutError):
-    """The wait is over, the command is not: it goes on running."""
+    """The wait is over, what was waited for is not: a command goes on running, a state may still come."""
 
     default_code = "client.wait_timeout"
 
@@ -165,6 +166,15 @@ class InvalidStateError(ConflictError):
     """The sandbox is in a state that does not allow the call."""
 
 
+class NameTaken(ConflictError):
+    """Another living sandbox has this name; see `if_exists` of create."""
+
+    @property
+    def sandbox_id(self) -> str:
+        """The sandbox that has it."""
+        return str(self.details.get("id") or "")
+
+
 class CapacityError(ClocheError):
     """The server has no room now; nothing was made. `retry_after` says when to try again."""
 
@@ -179,6 +189,22 @@ class IsolationUnavailable(UnsupportedError):
 
 class TemplateError(ClocheError):
     """The template is not ready, is damaged, or its recipe is wrong."""
+
+
+class SnapshotError(ClocheError):
+    """A snapshot cannot be used."""
+
+
+class SnapshotNotFound(SnapshotError, NotFoundError):
+    """There is no such snapshot (any more)."""
+
+
+class SnapshotCorrupt(SnapshotError):
+    """A file of the snapshot is missing or damaged; nothing was started from it."""
+
+
+class SnapshotIncompatible(SnapshotError, ConflictError):
+    """The snapshot was taken under another CPU model, VMM or template; nothing was started from it."""
 
 
 class SandboxGone(ClocheError):
@@ -289,6 +315,10 @@ class BootFailed(ServerError):
     """The sandbox could not be started; nothing is left of it."""
 
 
+class CaptureFailed(ServerError):
+    """The sandbox could not be captured for a fork, a snapshot or hibernation; it goes on as it was."""
+
+
 class SandboxUnreachable(ServerError):
     """The agent in the sandbox does not answer."""
 
@@ -305,86 +335,3 @@ class ProtocolError(ServerError):
     """The answer is not what this API promises; is the address that of a Cloche server?"""
 
     default_code = "client.protocol"
-
-
-CODES: Final[Mapping[str, type[ClocheError]]] = {
-    "auth.missing_token": AuthError,
-    "auth.invalid_token": AuthError,
-    "request.invalid": InvalidRequestError,
-    "request.too_large": InvalidRequestError,
-    "request.headers_too_large": InvalidRequestError,
-    "request.not_found": NotFoundError,
-    "request.method_not_allowed": InvalidRequestError,
-    "request.idempotency_conflict": ConflictError,
-    "not_implemented": UnsupportedError,
-    "sandbox.not_found": SandboxNotFound,
-    "sandbox.invalid_state": InvalidStateError,
-    "sandbox.failed": SandboxGone,
-    "sandbox.boot_failed": BootFailed,
-    "sandbox.unreachable": SandboxUnreachable,
-    "sandbox.busy": CapacityError,
-    "isolation.unavailable": IsolationUnavailable,
-    "template.not_found": TemplateNotFound,
-    "template.corrupt": TemplateError,
-    "template.bake_failed": TemplateError,
-    "template.in_use": ConflictError,
-    "template.invalid_recipe": TemplateError,
-    "exec.not_found": ExecNotFound,
-    "exec.conflict": ConflictError,
-    "exec.timeout": CommandTimeout,
-    "exec.sandbox_gone": SandboxGone,
-    "exec.too_large": InvalidRequestError,
-    "exec.user_not_found": InvalidRequestError,
-    "exec.invalid_cwd": InvalidRequestError,
-    "exec.cancelled": CommandCancelled,
-    "file.not_found": FileNotFound,
-    "file.is_directory": IsADirectory,
-    "file.not_a_directory": NotADirectory,
-    "file.not_a_regular_file": NotARegularFile,
-    "file.exists": FileExists,
-    "file.not_empty": DirectoryNotEmpty,
-    "file.permission_denied": PermissionDenied,
-    "file.name_too_long": NameTooLong,
-    "file.busy": FileBusy,
-    "file.no_space": NoSpace,
-    "guest.exhausted": GuestError,
-    "guest.protocol": GuestError,
-    "guest.error": GuestError,
-    "capacity.unavailable": CapacityError,
-    "host.disk_full": CapacityError,
-    "host.unsupported": UnsupportedError,
-    "server.shutting_down": ServerUnavailable,
-    "internal": ServerError,
-}
-
-# A code this release does not know (the server may be newer) falls back on its family, then on the status.
-_FAMILIES: Final[Mapping[str, type[ClocheError]]] = {
-    "auth": AuthError,
-    "request": InvalidRequestError,
-    "isolation": IsolationUnavailable,
-    "template": TemplateError,
-    "exec": CommandError,
-    "file": FileError,
-    "guest": GuestError,
-    "capacity": CapacityError,
-}
-_STATUSES: Final[Mapping[int, type[ClocheError]]] = {
-    401: AuthError,
-    403: AuthError,
-    404: NotFoundError,
-    408: TimeoutError,
-    409: ConflictError,
-    429: CapacityError,
-    501: UnsupportedError,
-    503: CapacityError,
-    504: TimeoutError,
-    507: CapacityError,
-}
-
-
-def class_for(code: str, status: int) -> type[ClocheError]:
-    """The class of an error: by its code, else by the family of its code, else by the HTTP status."""
-    known = CODES.get(code) or _FAMILIES.get(code.partition(".")[0]) or _STATUSES.get(status)
-    if known is not None:
-        return known
-    return InvalidRequestError if 400 <= status < 500 else ServerError

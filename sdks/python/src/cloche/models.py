@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, AnyStr, Generic, Self
+from typing import Any, AnyStr, Generic, Self, TypeVar, overload
 
-from .errors import CommandFailed
+from .errors import ClocheError, CommandFailed
 
 __all__ = [
     "ExecEvent",
@@ -15,11 +15,14 @@ __all__ = [
     "ExecResult",
     "Exit",
     "FileEntry",
+    "ForkResult",
     "Gap",
     "Isolation",
     "Lifecycle",
+    "Promotion",
     "SandboxInfo",
     "SandboxTermination",
+    "SnapshotInfo",
     "Stderr",
     "Stdout",
     "Template",
@@ -178,7 +181,11 @@ class SandboxTermination:
 
 @dataclass(frozen=True, slots=True)
 class SandboxInfo:
-    """A sandbox as the server describes it. `raw` holds the whole answer."""
+    """A sandbox as the server describes it. `raw` holds the whole answer.
+
+    `status_reason` says why it is paused or hibernated: `asked` or `idle`. `parent_id` and `fork_tree_id` are
+    those of a fork's child; `from_snapshot` is the snapshot it continued from.
+    """
 
     id: str
     status: str
@@ -199,6 +206,13 @@ class SandboxInfo:
     boot_ms: float = 0.0
     boot_mode: str = ""
     termination: SandboxTermination | None = None
+    name: str | None = None
+    status_reason: str | None = None
+    idle_seconds: int = 0
+    idle_action: str = ""
+    parent_id: str | None = None
+    fork_tree_id: str | None = None
+    from_snapshot: str | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
@@ -210,6 +224,70 @@ class Lifecycle:
     persistent: bool
     idle_seconds: float = 0.0
     expires_at: datetime | None = None
+
+
+Child = TypeVar("Child")
+
+
+@dataclass(frozen=True, slots=True)
+class ForkResult(Sequence[Child]):
+    """The children of one fork: a sequence of those that live, at least one.
+
+    `errors` says why the others do not, by their number from 0. `pause_ms`: how long the parent stood still.
+    """
+
+    children: tuple[Child, ...]
+    tree_id: str
+    parent_id: str
+    errors: Mapping[int, ClocheError] = field(default_factory=dict)
+    pause_ms: float = 0.0
+
+    def __iter__(self) -> Iterator[Child]:
+        return iter(self.children)
+
+    def __len__(self) -> int:
+        return len(self.children)
+
+    @overload
+    def __getitem__(self, index: int) -> Child: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Child, ...]: ...
+    def __getitem__(self, index: int | slice) -> Child | tuple[Child, ...]:
+        return self.children[index]
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """What promoting a child did to its siblings: which were deleted, and why others could not be, by their ids."""
+
+    winner: str
+    tree_id: str
+    deleted: tuple[str, ...] = ()
+    failures: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotInfo:
+    """A snapshot as the server describes it. `raw` holds the whole answer.
+
+    `size_bytes` is that of memory and device state; the disk is in layers that others share.
+    """
+
+    id: str
+    sandbox_id: str
+    name: str | None = None
+    template: str = ""
+    template_resolved: str = ""
+    template_id: str = ""
+    cpus: int = 0
+    memory_mb: int = 0
+    disk_mb: int = 0
+    memory: bool = True
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    size_bytes: int = 0
+    parent_snapshot_id: str | None = None
+    created_at: datetime | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "sandbox.failed": 409,
     "sandbox.boot_failed": 500,
     "sandbox.unreachable": 502,
+    "sandbox.stop_timeout": 504,
     "sandbox.name_taken": 409,
     "sandbox.capture_failed": 500,
     "sandbox.busy": 503,

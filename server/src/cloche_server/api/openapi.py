@@ -29,6 +29,7 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_lineage.ForkTreeBody,
     wire_lineage.PromoteBody,
     wire_lineage.SnapshotBody,
+    wire_lineage.StopBody,
 )
 EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire.OutputEvent,

@@ -193,7 +193,18 @@ class SandboxAnswer(BaseModel):
     template_resolved: str = Field(description="The template it really got.")
     template_id: str
     status: Literal[
-        "creating", "running", "paused", "hibernating", "hibernated", "waking", "failed", "deleting", "deleted"
+        "creating",
+        "running",
+        "paused",
+        "hibernating",
+        "hibernated",
+        "waking",
+        "stopping",
+        "stopped",
+        "starting",
+        "failed",
+        "deleting",
+        "deleted",
     ]
     cpu: int
     cpus: int
@@ -208,7 +219,7 @@ class SandboxAnswer(BaseModel):
     ttl_seconds: int
     persistent: bool
     boot_ms: int
-    boot_mode: Literal["warm", "launched", "snapshot", "fork", "wake"]
+    boot_mode: Literal["warm", "launched", "snapshot", "fork", "wake", "cold"]
     isolation: IsolationAnswer
     termination: TerminationAnswer | None = None
     generation: int

@@ -29,6 +29,13 @@ class PromoteBody(Wire):
     cleanup_siblings: StrictBool = Field(False, description="Delete the other children.")
 
 
+class StopBody(Wire):
+    timeout_seconds: Annotated[float, Field(ge=1, le=600, allow_inf_nan=False, strict=True)] = Field(
+        30.0, description="So long the guest may take to shut down."
+    )
+    force: StrictBool = Field(False, description="Kill it after that time; what was not on its disk is lost.")
+
+
 class SnapshotBody(Wire):
     name: ShortText | None = Field(None, description="For people; need not be unique.")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 
-from cloche_server.app.entry import Entry, not_found
+from cloche_server.app.entry import Entry, find_named, not_found
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import is_sandbox_id
@@ -46,8 +46,7 @@ class Access:
 
     def named(self, workspace: str, name: str) -> Entry | None:
         """The living sandbox of that name."""
-        found = self._supervisor.named(workspace, name)
-        return self._supervisor.get(found) if found is not None else None
+        return find_named(self._supervisor.entries(), workspace, name)
 
     def list(self, workspace: str) -> list[Sandbox]:
         """The living sandboxes of a workspace, oldest first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Final
 
 from cloche_server.app.entry import Entry, illegal
@@ -18,6 +19,7 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
 from cloche_server.core.lifecycle import Event, Status
 from cloche_server.core.ports import BakedTemplate, Captured
+from cloche_server.core.records import Sandbox
 from cloche_server.host.clock import random_bytes
 from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.telemetry import log
@@ -48,6 +50,12 @@ class Capturer:
         if meta is None:
             raise ClocheError("template.corrupt", f"the template {template_id} is not there any more")
         return meta.template
+
+    async def zeros(self, record: Sandbox) -> Path | None:
+        """The file of zeros that the memory of a sandbox differs from; None when it is that of its template."""
+        if not record.cold:
+            return None
+        return await asyncio.to_thread(self._machines.layers.zero_memory, record.resources.memory_mb)
 
     async def sealed(self, entry: Entry, *, event: Event) -> tuple[Captured, str]:
         """Memory and disk of a running or paused sandbox, which goes on over a fresh layer. The sealed layer is held
@@ -115,6 +123,5 @@ class Capturer:
         try:
             if entry.guest is not None:
                 await entry.guest.thaw(keep=False, timeout=FREEZE_TIMEOUT)
-        except ClocheError as error:
-            # It thaws by itself after a while.
-            _log.warning("thaw.failed", sandbox=entry.record.id, error=error.message)
+        except Exception as error:  # noqa: BLE001 - it thaws by itself after a while
+            _log.warning("thaw.failed", sandbox=entry.record.id, error=repr(error))

@@ -12,7 +12,7 @@ from typing import Any
 
 from cloche_server.app.bake import Baker
 from cloche_server.app.capacity import Capacity, refused
-from cloche_server.app.entry import Entry, name_taken
+from cloche_server.app.entry import Entry, find_named, name_taken
 from cloche_server.app.machines import Machines, Slot, Source
 from cloche_server.app.pools import Pools
 from cloche_server.app.steps import Step, run_steps
@@ -57,6 +57,7 @@ class CreateRequest:
     idle_action: IdleAction = IdleAction.HIBERNATE
     #: Continue from this instead of the template, which `template` then only names.
     source: Source | None = None
+    cold: bool = False
     parent_id: str | None = None
     fork_tree_id: str | None = None
     snapshot_id: str | None = None
@@ -297,6 +298,7 @@ class Creator:
             persistent=request.persistent,
             expires_at=expires_at(now, ttl, request.persistent),
             layer_id=work.pending_id,
+            cold=request.cold,
             parent_id=request.parent_id,
             fork_tree_id=request.fork_tree_id,
             snapshot_id=request.snapshot_id,
@@ -306,8 +308,9 @@ class Creator:
         try:
             work.entry = await self._supervisor.admit(record, request.key)
         except Conflict:
-            if request.name is not None and (taken := self._supervisor.named(request.workspace, request.name)):
-                raise name_taken(request.name, taken) from None
+            entries, name = self._supervisor.entries(), request.name
+            if name is not None and (other := find_named(entries, request.workspace, name)):
+                raise name_taken(name, other.record.id) from None
             raise ClocheError(
                 "request.idempotency_conflict", "this Idempotency-Key is in use by another request"
             ) from None

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import expires_at
-from cloche_server.core.lifecycle import Event, Status, allowed
+from cloche_server.core.lifecycle import LISTED, Event, Status, allowed
 from cloche_server.core.ports import Machine, MachineExit
 from cloche_server.core.records import Sandbox, Termination, TerminationReason
 from cloche_server.guest.client import GuestClient
+from cloche_server.host.clock import Clock
+from cloche_server.telemetry import metrics
 
 
 @dataclass(slots=True)
@@ -104,3 +106,37 @@ def name_taken(name: str, sandbox_id: str) -> ClocheError:
         f"the sandbox {sandbox_id} has the name {name}; `if_exists` may be `connect` or `replace`",
         details={"name": name, "id": sandbox_id},
     )
+
+
+def count_states(entries: Iterable[Entry]) -> None:
+    """Tells the metrics how many sandboxes are in each state."""
+    counts: dict[str, int] = dict.fromkeys((s.value for s in Status if s is not Status.DELETED), 0)
+    for entry in entries:
+        if entry.record.status is not Status.DELETED:
+            counts[entry.record.status.value] += 1
+    for status, count in counts.items():
+        metrics.sandboxes.labels(status).set(count)
+
+
+def idle_message(entry: Entry, clock: Clock, act: Callable[[Entry], Awaitable[None]] | None) -> Message:
+    """Has the task of a sandbox do what it was told to do with an idle one, if it still is idle then."""
+
+    async def work() -> None:
+        if act is None or entry.idle_left(clock.monotonic()) != 0:
+            return  # somebody has come in the meantime
+        try:
+            await act(entry)
+        finally:
+            # What failed is tried again when it has been idle for as long once more.
+            entry.last_activity = clock.monotonic()
+
+    return Message(Event.BOOTED, asyncio.get_running_loop().create_future(), work=work)
+
+
+def find_named(entries: Iterable[Entry], workspace: str, name: str) -> Entry | None:
+    """The living sandbox of that name."""
+    for entry in entries:
+        record = entry.record
+        if (record.workspace, record.name) == (workspace, name) and record.status in LISTED:
+            return entry
+    return None

@@ -81,19 +81,20 @@ class Forks:
         source, pause = await self._supervisor.perform(
             entry, lambda: self._source(entry, tree), undo=lambda made: self._let_go(made[0])
         )
+        making: list[asyncio.Task[Sandbox]] = []
         try:
-            wanted = self._child(entry.record, request, source, tree)
-            making = [asyncio.ensure_future(self._creator.create(wanted)) for _ in range(request.count)]
             try:
+                wanted = self._child(entry.record, request, source, tree)
+                making = [asyncio.ensure_future(self._creator.create(wanted)) for _ in range(request.count)]
                 made = await asyncio.gather(*making, return_exceptions=True)
                 for one in made:
                     if isinstance(one, BaseException) and not isinstance(one, ClocheError):
                         raise one
-            except BaseException:
-                await to_the_end(self._unmake(workspace, making))
-                raise
-        finally:
-            await to_the_end(self._let_go(source))
+            finally:
+                await to_the_end(self._let_go(source))
+        except BaseException:
+            await to_the_end(self._unmake(workspace, making))
+            raise
         children, errors = [], {}
         for number, one in enumerate(made):
             if isinstance(one, Sandbox):
@@ -112,13 +113,14 @@ class Forks:
         device_state = self._machines.root / f".fork-{tree}.dev"
         try:
             await asyncio.to_thread(device_state.write_bytes, captured.device_state)
+            zeros = await self._capturer.zeros(entry.record)
         except BaseException:
             captured.pages.close()
             await asyncio.to_thread(files.remove_tree, device_state)
             await self._machines.release_layer(layer)
             raise
         record = entry.record
-        state = SavedState(device_state, captured.pages)
+        state = SavedState(device_state, captured.pages, zeros)
         return Source(template, layer, record.resources.disk_mb, state, BootMode.FORK), captured.pause_ms
 
     async def _let_go(self, source: Source) -> None:
@@ -130,7 +132,7 @@ class Forks:
 
     async def _unmake(self, workspace: str, making: list[asyncio.Task[Sandbox]]) -> None:
         """Nobody learns of these children, so they go."""
-        await asyncio.wait(making)
+        await asyncio.gather(*making, return_exceptions=True)
         for task in making:
             if not task.cancelled() and task.exception() is None:
                 with contextlib.suppress(ClocheError):
@@ -148,6 +150,7 @@ class Forks:
             idle_seconds=parent.idle_seconds,
             idle_action=parent.idle_action,
             source=source,
+            cold=parent.cold,
             parent_id=parent.id,
             fork_tree_id=tree,
         )

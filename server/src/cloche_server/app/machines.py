@@ -14,12 +14,13 @@ from cloche_server.app.steps import to_the_end
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
 from cloche_server.core.ports import BakedTemplate, Engine, Machine, SavedState
-from cloche_server.core.records import BootMode
+from cloche_server.core.records import BootMode, Resources
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import ExecRequest, RenewRequest
 from cloche_server.host import files
 from cloche_server.host.clock import random_bytes
 from cloche_server.storage.layers import Layers
+from cloche_server.storage.templates import TemplateMeta
 from cloche_server.telemetry import log
 
 _log = log.get("machines")
@@ -99,6 +100,15 @@ class Machines:
             directory = self.root / machine_id
             machine = await self.engine.launch(machine_id, directory, template, self.layers.path(layer), state)
         return self._slot(machine_id, template, machine, BootMode.WAKE, layer)
+
+    async def boot(self, meta: TemplateMeta, machine_id: str, layer: str, resources: Resources) -> Slot:
+        """A process that boots the disk of a sandbox. Directory and layer stay when it raises."""
+        template, shape = meta.template, resources.shape
+        async with self._gate:
+            zeros = await asyncio.to_thread(self.layers.zero_memory, shape.memory_mb)
+            directory, disk = self.root / machine_id, self.layers.path(layer)
+            machine = await self.engine.boot(machine_id, directory, meta.boot, shape, zeros, disk)
+        return self._slot(machine_id, template, machine, BootMode.COLD, layer)
 
     def _slot(self, machine_id: str, template: BakedTemplate, machine: Machine, mode: BootMode, layer: str) -> Slot:
         guest = GuestClient(str(machine.agent_socket))

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.machines import Machines
@@ -22,7 +23,7 @@ from cloche_server.core.ports import Machine
 from cloche_server.core.records import ProcessRef, Sandbox, Termination, TerminationReason
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import RenewRequest
-from cloche_server.host import process
+from cloche_server.host import files, process
 from cloche_server.host.clock import Clock
 from cloche_server.storage.layers import SUFFIX
 from cloche_server.storage.snapshots import SnapshotCatalog
@@ -75,7 +76,13 @@ class Reconciler:
             if interrupted:
                 record = await self._half_asleep(record, found.get(record.id))
                 records[record.id] = record
-            if record.status in ON_RESTART:
+            await asyncio.to_thread(_tidy, self._machines.root / record.id)
+            if record.status in {Status.STOPPING, Status.STARTING}:
+                await self._end(found.get(record.id))
+                record = replace(record, status=Status.STOPPED, process=None, version=record.version + 1)
+                await self._store.update(record)
+                records[record.id] = record
+            if record.status in {Status.CREATING, Status.DELETING}:
                 await self._finish(record, found.get(record.id))
                 finished += 1
             elif record.status in {Status.RUNNING, Status.PAUSED}:
@@ -211,3 +218,9 @@ class Reconciler:
     async def _remove(self, name: str, ref: ProcessRef | None) -> None:
         await self._end(ref)
         await self._machines.remove_directory(name)
+
+
+def _tidy(directory: Path) -> None:
+    """Removes what a capture, a hibernation or a wake had not finished; such names begin with a dot."""
+    for path in directory.glob(".*"):
+        files.remove_tree(path)

@@ -15,6 +15,7 @@ from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
+from cloche_server.app.stop import StopVerbs
 from cloche_server.app.templates import Templates
 from cloche_server.app.tokens import Tokens
 from cloche_server.core.records import Isolation
@@ -34,6 +35,7 @@ class Services:
     creates: NamedCreates
     lifecycle: LifecycleVerbs
     sleep: SleepVerbs
+    power: StopVerbs
     forks: Forks
     snapshots: Snapshots
     execs: Execs

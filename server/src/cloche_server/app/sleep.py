@@ -61,7 +61,7 @@ class SleepVerbs:
         elif action is IdleAction.HIBERNATE:
             await self._hibernate(entry, reason="idle")
         else:
-            self._supervisor.end_soon(entry, TerminationReason.IDLE)
+            self._supervisor.send(entry, Event.DELETE, reason=TerminationReason.IDLE)
 
     # ---------------------------------------------------------------- pause
 
@@ -182,7 +182,9 @@ class SleepVerbs:
             files.publish(work, directory / STATE)
 
     def _needs(self, record: Sandbox, template_id: str) -> saved.Needs:
-        return saved.Needs(template_id, self._machines.engine.fingerprint, record.resources.memory_mb)
+        memory_mb = record.resources.memory_mb
+        zeros = self._machines.layers.zero_memory(memory_mb) if record.cold else None
+        return saved.Needs(template_id, self._machines.engine.fingerprint, memory_mb, zeros)
 
     async def _end_machine(self, entry: Entry) -> None:
         machine, guest = entry.machine, entry.guest
@@ -246,10 +248,7 @@ class SleepVerbs:
             await asyncio.shield(self._not_woken(entry, slot, directory, error))
             raise
         self._supervisor.attach(entry, slot.machine, slot.guest)
-        try:
-            await asyncio.to_thread(files.remove_tree, directory / USED)
-        except (OSError, ClocheError) as error:
-            _log.warning("used_memory.not_removed", sandbox=entry.record.id, error=str(error))
+        await self._drop_used(directory)
         entry.last_activity = self._clock.monotonic()
         took = max(1, round((self._clock.monotonic() - began) * 1000))
         return await self._supervisor.move(
@@ -275,8 +274,15 @@ class SleepVerbs:
                 await self._supervisor.move(entry, Event.UNDONE, done=True)
             else:
                 await self._supervisor.fail(entry, "it could not go on after it had been woken up")
+                await self._drop_used(directory)
         if slot is not None and resists:
             entry.machine = slot.machine
+
+    async def _drop_used(self, directory: Path) -> None:
+        try:
+            await asyncio.to_thread(files.remove_tree, directory / USED)
+        except (OSError, ClocheError) as error:
+            _log.warning("used_memory.not_removed", sandbox=directory.name, error=str(error))
 
 
 def _status(entry: Entry) -> Status:

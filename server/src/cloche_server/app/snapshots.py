@@ -67,6 +67,7 @@ class Snapshots:
             defaults=record.defaults,
             metadata=record.metadata,
             parent_snapshot_id=record.snapshot_id,
+            cold=record.cold,
         )
         layers = [self._machines.layers.path(one) for one in self._machines.layers.chain(layer)]
         try:

@@ -13,11 +13,20 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from cloche_server.app.capacity import Capacity
-from cloche_server.app.entry import Entry, Message, as_cloche, explain_exit, illegal, not_found
+from cloche_server.app.entry import (
+    Entry,
+    Message,
+    as_cloche,
+    count_states,
+    explain_exit,
+    idle_message,
+    illegal,
+    not_found,
+)
 from cloche_server.app.machines import Machines
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import is_due
-from cloche_server.core.lifecycle import LISTED, SERVING, Event, Status, step
+from cloche_server.core.lifecycle import Event, Status, step
 from cloche_server.core.ports import Machine, MachineExit
 from cloche_server.core.records import Sandbox, Termination, TerminationReason
 from cloche_server.guest.client import GuestClient
@@ -30,7 +39,6 @@ _T = TypeVar("_T")
 
 #: A wait is cut into pieces so that a jump of the wall clock is noticed (seconds).
 LONGEST_WAIT = 30.0
-TEND_EVERY = 5.0
 #: After a failure that may pass, such as a full disk (seconds).
 AGAIN_AFTER = 1.0
 
@@ -58,14 +66,6 @@ class Supervisor:
 
     def get(self, sandbox_id: str) -> Entry | None:
         return self._entries.get(sandbox_id)
-
-    def named(self, workspace: str, name: str) -> str | None:
-        """The id of the living sandbox of that name."""
-        for entry in self._entries.values():
-            record = entry.record
-            if (record.workspace, record.name) == (workspace, name) and record.status in LISTED:
-                return record.id
-        return None
 
     def entries(self) -> list[Entry]:
         return list(self._entries.values())
@@ -193,7 +193,7 @@ class Supervisor:
                 if entry.record.status is Status.DELETING or message.event is Event.EXPIRED:
                     await asyncio.sleep(AGAIN_AFTER)
                 if entry.record.status is Status.DELETING:
-                    self._post_nowait(entry, Event.DELETE)
+                    self.send(entry, Event.DELETE)
             else:
                 if not message.done.done():
                     message.done.set_result(entry.record)
@@ -208,12 +208,12 @@ class Supervisor:
         expires = entry.record.expires_at
         now = self._clock.now()
         if is_due(now, expires) and entry.mailbox.empty():
-            self._post_nowait(entry, Event.EXPIRED, reason=TerminationReason.TTL)
+            self.send(entry, Event.EXPIRED, reason=TerminationReason.TTL)
         wait = LONGEST_WAIT if expires is None else min(LONGEST_WAIT, max(0.0, expires - now))
         idle = entry.idle_left(self._clock.monotonic())
         if idle is not None:
             if idle == 0 and entry.mailbox.empty():
-                entry.mailbox.put_nowait(self._idle_message(entry))
+                entry.mailbox.put_nowait(idle_message(entry, self._clock, self.on_idle))
             wait = min(wait, max(idle, 0.05))
         if entry.unsaved:
             wait = min(wait, AGAIN_AFTER)
@@ -223,31 +223,22 @@ class Supervisor:
         except TimeoutError:
             return None
 
-    def _idle_message(self, entry: Entry) -> Message:
-        async def work() -> None:
-            if self.on_idle is None or entry.idle_left(self._clock.monotonic()) != 0:
-                return  # somebody has come in the meantime
-            try:
-                await self.on_idle(entry)
-            finally:
-                # What failed is tried again when it has been idle for as long once more.
-                entry.last_activity = self._clock.monotonic()
-
-        return Message(Event.BOOTED, asyncio.get_running_loop().create_future(), work=work)
-
-    def _post_nowait(self, entry: Entry, event: Event, **kwargs: Any) -> None:
+    def send(self, entry: Entry, event: Event, **kwargs: Any) -> None:
+        """As `post`, for those who do not wait."""
         entry.mailbox.put_nowait(Message(event, asyncio.get_running_loop().create_future(), **kwargs))
 
     async def _watch_exit(self, entry: Entry, machine: Machine) -> None:
         exit_ = await machine.wait_exit()
         if entry.machine is machine and entry.record.status not in {Status.DELETING, Status.DELETED}:
-            self._post_nowait(entry, Event.CRASHED, exit=exit_)
+            self.send(entry, Event.CRASHED, exit=exit_)
 
     async def _handle(self, entry: Entry, message: Message) -> None:
         record = entry.record
         if message.event is Event.EXPIRED and not is_due(self._clock.now(), record.expires_at):
             return  # renewed in the meantime
-        if message.event is Event.CRASHED:
+        if message.event is Event.CRASHED and record.status is Status.STOPPING:
+            await self._halted(entry)
+        elif message.event is Event.CRASHED:
             if step(record.status, Event.CRASHED) is None or (entry.machine is not None and not entry.machine.ended):
                 return  # of a machine that it had before it was hibernated
             await self._fail(entry, explain_exit(message.exit or MachineExit(), self._clock.now()))
@@ -255,6 +246,18 @@ class Supervisor:
             await self._delete(entry, message.event, message.reason or TerminationReason.DELETED)
         else:
             raise illegal(record, message.event)
+
+    async def _halted(self, entry: Entry) -> None:
+        """The guest has shut down, as it was asked to."""
+        machine, guest = entry.machine, entry.guest
+        entry.machine = entry.guest = None
+        await self._move_first(entry, Event.HALTED, process=None)
+        entry.ended.set()
+        self._capacity.without_memory(entry.record.id)
+        if guest is not None:
+            await guest.aclose()
+        if machine is not None:
+            machine.release()
 
     async def _fail(self, entry: Entry, termination: Termination) -> None:
         machine, guest = entry.machine, entry.guest
@@ -322,10 +325,6 @@ class Supervisor:
             _log.error("layer.not_recorded", sandbox=record.id, error=error.message)
             entry.record, entry.unsaved = record, True
 
-    def end_soon(self, entry: Entry, reason: TerminationReason) -> None:
-        """It is deleted as the next thing."""
-        self._post_nowait(entry, Event.DELETE, reason=reason)
-
     def attach(self, entry: Entry, machine: Machine, guest: GuestClient) -> None:
         """The sandbox has a machine again."""
         entry.machine, entry.guest = machine, guest
@@ -382,26 +381,9 @@ class Supervisor:
         entry.record, entry.unsaved = record, False
 
     def _gauge(self) -> None:
-        counts: dict[str, int] = dict.fromkeys((s.value for s in Status if s is not Status.DELETED), 0)
-        for entry in self._entries.values():
-            if entry.record.status is not Status.DELETED:
-                counts[entry.record.status.value] += 1
-        for status, count in counts.items():
-            metrics.sandboxes.labels(status).set(count)
+        count_states(self._entries.values())
 
     # ---------------------------------------------------------------- house-keeping
-
-    async def tend(self) -> None:
-        """Every few seconds for as long as the server runs; cancel to stop."""
-        while True:
-            await asyncio.sleep(TEND_EVERY)
-            for entry in self.entries():
-                if entry.machine is not None and entry.record.status in SERVING:
-                    try:
-                        await entry.machine.tend()
-                    except Exception as error:  # noqa: BLE001 - one machine must never take the server with it
-                        _log.error("machine.tend_failed", sandbox=entry.record.id, error=repr(error))
-            await self._machines.remove_rest()
 
     async def close(self) -> None:
         """The server ends: every task of a sandbox ends, the machines run on for the next server."""

@@ -42,6 +42,9 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "sandbox.invalid_state": ErrorSpec("the sandbox is in a state that does not allow the call"),
     "sandbox.failed": ErrorSpec("the sandbox has failed", action="delete it and create another"),
     "sandbox.boot_failed": ErrorSpec("the sandbox could not be started; nothing is left of it"),
+    "sandbox.stop_timeout": ErrorSpec(
+        "the guest has not shut down in time; nothing was killed", action="wait for it, or stop it with `force`"
+    ),
     "sandbox.name_taken": ErrorSpec(
         "another living sandbox has this name", action="choose another one, or say `if_exists`"
     ),

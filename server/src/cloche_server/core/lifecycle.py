@@ -18,6 +18,9 @@ class Status(StrEnum):
     HIBERNATING = "hibernating"
     HIBERNATED = "hibernated"  # memory and disk on disk, no VMM
     WAKING = "waking"
+    STOPPING = "stopping"
+    STOPPED = "stopped"  # its guest has shut down, the disk is kept
+    STARTING = "starting"
     FAILED = "failed"
     DELETING = "deleting"
     DELETED = "deleted"
@@ -28,10 +31,13 @@ class Event(StrEnum):
     PAUSE = "pause"
     RESUME = "resume"
     HIBERNATE = "hibernate"
-    FORK = "fork"  # changes no state; named in refusals, as is the next
+    FORK = "fork"  # leaves the state as it is, as does the next
     SNAPSHOT = "snapshot"
     SAVED = "saved"  # memory is on disk, the VMM is gone
     WAKE = "wake"
+    STOP = "stop"
+    HALTED = "halted"  # the VMM has ended as it should
+    START = "start"
     UNDONE = "undone"  # a half-way move came to nothing, and all is as before
     ABORTED = "aborted"  # a create did not come to its end
     CRASHED = "crashed"  # the VMM process is gone, and nobody here ended it
@@ -51,6 +57,9 @@ TRANSITIONS: Final[Mapping[Status, Mapping[Event, Status]]] = {
     Status.RUNNING: {
         Event.PAUSE: Status.PAUSED,
         Event.HIBERNATE: Status.HIBERNATING,
+        Event.FORK: Status.RUNNING,
+        Event.SNAPSHOT: Status.RUNNING,
+        Event.STOP: Status.STOPPING,
         Event.CRASHED: Status.FAILED,
         Event.EXPIRED: Status.DELETING,
         Event.DELETE: Status.DELETING,
@@ -58,6 +67,8 @@ TRANSITIONS: Final[Mapping[Status, Mapping[Event, Status]]] = {
     Status.PAUSED: {
         Event.RESUME: Status.RUNNING,
         Event.HIBERNATE: Status.HIBERNATING,
+        Event.FORK: Status.PAUSED,
+        Event.SNAPSHOT: Status.PAUSED,
         Event.CRASHED: Status.FAILED,
         Event.EXPIRED: Status.DELETING,
         Event.DELETE: Status.DELETING,
@@ -81,7 +92,24 @@ TRANSITIONS: Final[Mapping[Status, Mapping[Event, Status]]] = {
         Event.EXPIRED: Status.DELETING,
         Event.DELETE: Status.DELETING,
     },
+    Status.STOPPING: {
+        Event.HALTED: Status.STOPPED,
+        Event.EXPIRED: Status.DELETING,
+        Event.DELETE: Status.DELETING,
+    },
+    Status.STOPPED: {
+        Event.START: Status.STARTING,
+        Event.EXPIRED: Status.DELETING,
+        Event.DELETE: Status.DELETING,
+    },
+    Status.STARTING: {
+        Event.BOOTED: Status.RUNNING,
+        Event.UNDONE: Status.STOPPED,
+        Event.EXPIRED: Status.DELETING,
+        Event.DELETE: Status.DELETING,
+    },
     Status.FAILED: {
+        Event.START: Status.STARTING,
         Event.EXPIRED: Status.DELETING,
         Event.DELETE: Status.DELETING,
     },
@@ -97,6 +125,8 @@ DEADLINES: Final[Mapping[Status, tuple[float, Event]]] = {
     Status.CREATING: (120.0, Event.ABORTED),
     Status.HIBERNATING: (120.0, Event.UNDONE),
     Status.WAKING: (120.0, Event.UNDONE),
+    Status.STOPPING: (600.0, Event.HALTED),
+    Status.STARTING: (300.0, Event.UNDONE),
     Status.DELETING: (30.0, Event.DELETE),
 }
 
@@ -105,6 +135,10 @@ DEADLINES: Final[Mapping[Status, tuple[float, Event]]] = {
 #: there until a machine continues from it, so with it the sandbox is hibernated, and without it it runs or has crashed.
 ON_RESTART: Final[Mapping[Status, Event]] = {
     Status.CREATING: Event.ABORTED,
+    Status.HIBERNATING: Event.UNDONE,
+    Status.WAKING: Event.UNDONE,
+    Status.STOPPING: Event.HALTED,
+    Status.STARTING: Event.UNDONE,
     Status.DELETING: Event.DELETE,
 }
 

@@ -60,6 +60,8 @@ class SavedState:
 
     device_state: Path
     pages: Pages
+    #: The file the pages differ from; None: the memory of the template.
+    memory: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,11 @@ class Engine(Protocol):
     ) -> Machine:
         """Starts a process on the layer `disk` that waits for `Machine.restore`, of its template or of `state`.
         Raises `sandbox.boot_failed`, `template.corrupt`."""
+
+    async def boot(
+        self, machine_id: str, directory: Path, files: BootFiles, shape: Shape, memory: Path, disk: Path
+    ) -> Machine:
+        """Boots the layer `disk` cold; `memory` is a file of zeros that is mapped privately."""
 
     async def adopt(self, machine_id: str, directory: Path, ref: ProcessRef) -> Machine | None:
         """Takes a running process over again; None when it is gone."""

@@ -41,6 +41,7 @@ class BootMode(StrEnum):
     LAUNCHED = "launched"  # taken from the pool of launched processes, restored now
     SNAPSHOT = "snapshot"  # process started and snapshot restored now
     FORK = "fork"  # continues from the memory of a running sandbox
+    COLD = "cold"  # booted from its own disk
     WAKE = "wake"  # continues from its own memory, which was on disk
 
 
@@ -133,6 +134,8 @@ class Sandbox:
     version: int = 1
     #: The disk layer it writes to; empty for a sandbox of a server that knew no layers.
     layer_id: str = ""
+    #: Whether its memory is a difference to nothing (booted from its disk) or to the memory of its template.
+    cold: bool = False
     parent_id: str | None = None
     fork_tree_id: str | None = None
     snapshot_id: str | None = None

@@ -76,11 +76,25 @@ def make_overlay(empty: Path, target: Path, backing: str, size: int) -> None:
         file.write(name.ljust(min(_NAME_MAX, cluster - header.name_offset), b"\0"))
 
 
+def zero_memory(data: Path, memory_mb: int) -> Path:
+    """A file of zeros, as large as a memory, that takes no room on the disk."""
+    path = data / "layers" / f"zero-{memory_mb}m.mem"
+    if not path.exists():
+        with files.staging(path.parent) as staged:
+            empty = staged / "mem"
+            with empty.open("xb") as file:
+                file.truncate(memory_mb * 1024 * 1024)
+            empty.chmod(0o400)
+            files.publish(empty, path)
+    return path
+
+
 class Layers:
     """The layers of one data directory, with who holds what. Methods that touch files block; all may be called on
     several threads at once."""
 
     def __init__(self, data: Path) -> None:
+        self._data = data
         self.root = data / "layers"
         self._lock = threading.Lock()
         self._holds: dict[str, int] = {}
@@ -88,6 +102,10 @@ class Layers:
 
     def path(self, layer_id: str) -> Path:
         return self.root / (layer_id + SUFFIX)
+
+    def zero_memory(self, memory_mb: int) -> Path:
+        """See the function of this name."""
+        return zero_memory(self._data, memory_mb)
 
     def create(self, layer_id: str, template: BakedTemplate, parent: str | None = None) -> Path:
         """An empty layer over `parent` or the template's disk, held once. Raises OSError, `template.corrupt`."""

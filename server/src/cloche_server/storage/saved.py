@@ -27,6 +27,8 @@ class Needs:
     template_id: str
     fingerprint: str
     memory_mb: int
+    #: The file of zeros that the pages differ from; None: the memory of the template.
+    zeros: Path | None = None
 
 
 def write(directory: Path, captured: Captured, needs: Needs, layers: list[Path], extra: dict[str, Any]) -> None:
@@ -43,6 +45,7 @@ def write(directory: Path, captured: Captured, needs: Needs, layers: list[Path],
         "template_id": needs.template_id,
         "fingerprint": needs.fingerprint,
         "memory_mb": needs.memory_mb,
+        "cold": needs.zeros is not None,
         "page_count": captured.pages.count,
         "digests": digests,
         **extra,
@@ -78,7 +81,7 @@ def load(directory: Path, needs: Needs, *, check: bool = True) -> SavedState:
         loaded = pages.load(directory / "pages", needs.memory_mb * 1024 * 1024 // pages.PAGE)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise corrupt("a file of it is missing or damaged") from error
-    return SavedState(directory / "dev", loaded)
+    return SavedState(directory / "dev", loaded, needs.zeros)
 
 
 def corrupt(why: str) -> ClocheError:

@@ -12,6 +12,7 @@ from cloche_server.core.ports import Captured, SavedState
 from cloche_server.core.records import ExecDefaults, Shape
 from cloche_server.host import files
 from cloche_server.storage import saved
+from cloche_server.storage.layers import zero_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class Snapshot:
     metadata: Mapping[str, str] = field(default_factory=dict)
     parent_snapshot_id: str | None = None
     size_bytes: int = 0
+    cold: bool = False
 
 
 class SnapshotCatalog:
@@ -77,9 +79,14 @@ class SnapshotCatalog:
             raise ClocheError("snapshot.not_found", "snapshot not found; `GET /v1/snapshots` lists what there is")
         return found
 
+    def _needs(self, snapshot: Snapshot, fingerprint: str) -> saved.Needs:
+        memory_mb = snapshot.shape.memory_mb
+        zeros = zero_memory(self.root.parent, memory_mb) if snapshot.cold else None
+        return saved.Needs(snapshot.template_id, fingerprint, memory_mb, zeros)
+
     def publish(self, snapshot: Snapshot, captured: Captured, layers: list[Path]) -> Snapshot:
         """Writes it durably; when this returns it is there for good. Raises OSError, `host.disk_full`."""
-        needs = saved.Needs(snapshot.template_id, snapshot.fingerprint, snapshot.shape.memory_mb)
+        needs = self._needs(snapshot, snapshot.fingerprint)
         with files.staging(self.root) as staged:
             work = staged / "snapshot"
             work.mkdir(mode=0o700)
@@ -98,7 +105,7 @@ class SnapshotCatalog:
         state of the files. Raises `snapshot.corrupt`, `snapshot.incompatible`."""
         directory = self.root / snapshot.id
         signature = _signature(directory)
-        needs = saved.Needs(snapshot.template_id, fingerprint, snapshot.shape.memory_mb)
+        needs = self._needs(snapshot, fingerprint)
         state = saved.load(directory, needs, check=self._checked.get(snapshot.id) != signature)
         self._checked[snapshot.id] = signature
         return state
@@ -169,4 +176,5 @@ def _from_meta(meta: dict[str, Any], size: int) -> Snapshot:
         metadata=meta["metadata"],
         parent_snapshot_id=meta["parent_snapshot_id"],
         size_bytes=size,
+        cold=bool(meta["cold"]),
     )

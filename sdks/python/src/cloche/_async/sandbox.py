@@ -243,30 +243,7 @@ class AsyncSandbox:
         )
         return AsyncExecStream(self._transport, call, on_stdout=on_stdout, on_stderr=on_stderr)
 
-    # --- its life
-
-    async def refresh(self) -> Self:
-        """Ask the server for `info` again."""
-        data = await self._transport.json(Call("GET", self._path, kind="safe"))
-        self.info = _wire.sandbox_info(_wire.record(data))
-        return self
-
-    async def lifecycle(self) -> Lifecycle:
-        """When it will end."""
-        data = await self._transport.json(Call("GET", f"{self._path}/lifecycle", kind="safe"))
-        return _wire.lifecycle(_wire.record(data))
-
-    async def set_ttl(self, ttl_seconds: int) -> Lifecycle:
-        """Let it end `ttl_seconds` from now; 0 means never."""
-        body = {"ttl_seconds": ttl_seconds}
-        data = await self._transport.json(Call("PATCH", f"{self._path}/lifecycle", json=body))
-        return _wire.lifecycle(_wire.record(data))
-
-    async def set_metadata(self, changes: Mapping[str, str | None]) -> Self:
-        """Set metadata values; None removes a key; other keys stay."""
-        call = Call("PATCH", self._path, json={"metadata": dict(changes)})
-        self.info = _wire.sandbox_info(_wire.record(await self._transport.json(call)))
-        return self
+    # --- its state, and its end
 
     async def usage(self) -> Usage:
         """What it uses now."""

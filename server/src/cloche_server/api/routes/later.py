@@ -7,16 +7,12 @@ import re
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from cloche_server.api.context import SandboxId, ServicesDep, Workspace
+from cloche_server.api.context import Workspace
 from cloche_server.api.docs import answers
 from cloche_server.core.errors import ClocheError
 
 router = APIRouter(tags=["not in this release"])
 
-SANDBOX_VERBS = (
-    "stop",
-    "start",
-)
 OTHERS = (
     ("POST", "/templates/build"),
     ("GET", "/templates/builds"),
@@ -26,23 +22,6 @@ OTHERS = (
 
 def _refuse(what: str) -> ClocheError:
     return ClocheError("not_implemented", f"{what} is not available in this release", details={"feature": what})
-
-
-def _add_verb(verb: str) -> None:
-    async def endpoint(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
-        await services.access.find(workspace, sandbox_id)
-        raise _refuse(verb)
-
-    router.add_api_route(
-        f"/sandboxes/{{sandbox_id}}/{verb}",
-        endpoint,
-        methods=["POST"],
-        responses=answers(404, 501),
-        response_class=Response,
-        status_code=501,
-        name=verb.replace("-", "_"),
-        summary=f"{verb}: not available in this release",
-    )
 
 
 def _add_other(method: str, path: str) -> None:
@@ -61,7 +40,5 @@ def _add_other(method: str, path: str) -> None:
     )
 
 
-for _verb in SANDBOX_VERBS:
-    _add_verb(_verb)
 for _method, _path in OTHERS:
     _add_other(_method, _path)

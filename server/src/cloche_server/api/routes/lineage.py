@@ -23,6 +23,7 @@ from cloche_server.api.wire_lineage import (
     SnapshotBody,
     SnapshotList,
     StatusAnswer,
+    StopBody,
 )
 from cloche_server.app.fork import ForkRequest
 from cloche_server.core.command import check_env
@@ -130,6 +131,49 @@ async def hibernate(sandbox_id: SandboxId, services: ServicesDep, workspace: Wor
 async def wake(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
     """A running sandbox is left as it is. The TTL is counted anew, as it was set."""
     record = await services.sleep.wake(workspace, sandbox_id)
+    return json_response({"status": record.status.value})
+
+
+async def _stop_body(request: Request) -> StopBody:
+    return await read_model(request, StopBody)
+
+
+@router.post(
+    "/sandboxes/{sandbox_id}/stop",
+    response_model=StatusAnswer,
+    responses=answers(400, 404, 409, 413, 500, 502, 503, 504),
+    openapi_extra=json_body(StopBody),
+    summary="Shut the guest down, keep its disk",
+)
+async def stop(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+    """A stopped sandbox is left as it is. 504 when the guest takes too long: it was not killed, and may still end."""
+    body = await _stop_body(request)
+    record = await services.power.stop(workspace, sandbox_id, body.timeout_seconds, force=body.force)
+    return json_response({"status": record.status.value})
+
+
+@router.post(
+    "/sandboxes/{sandbox_id}/start",
+    response_model=StatusAnswer,
+    responses=answers(404, 409, 500, 502, 503, 507),
+    summary="Boot it from its disk",
+)
+async def start(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
+    """For one that is stopped or has failed. A running one is left as it is. The TTL is counted anew, as it was set."""
+    record = await services.power.start(workspace, sandbox_id)
+    return json_response({"status": record.status.value})
+
+
+@router.post(
+    "/sandboxes/{sandbox_id}/restart",
+    response_model=StatusAnswer,
+    responses=answers(400, 404, 409, 413, 500, 502, 503, 504, 507),
+    openapi_extra=json_body(StopBody),
+    summary="Stop and start",
+)
+async def restart(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+    body = await _stop_body(request)
+    record = await services.power.restart(workspace, sandbox_id, body.timeout_seconds, force=body.force)
     return json_response({"status": record.status.value})
 
 

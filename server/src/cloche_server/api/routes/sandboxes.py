@@ -115,7 +115,14 @@ async def _continue(
             wanted.defaults.cwd or before.cwd,
             wanted.defaults.user or before.user,
         )
-        request = replace(wanted, template=snapshot.template, source=source, snapshot_id=snapshot.id, defaults=defaults)
+        request = replace(
+            wanted,
+            template=snapshot.template,
+            source=source,
+            cold=snapshot.cold,
+            snapshot_id=snapshot.id,
+            defaults=defaults,
+        )
         return await services.creates.create(request, key, raw, IfExists(body.if_exists))
 
 
@@ -163,7 +170,19 @@ async def list_sandboxes(
     services: ServicesDep,
     workspace: Workspace,
     status: Annotated[
-        Literal["creating", "running", "paused", "hibernating", "hibernated", "waking", "failed"] | None,
+        Literal[
+            "creating",
+            "running",
+            "paused",
+            "hibernating",
+            "hibernated",
+            "waking",
+            "stopping",
+            "stopped",
+            "starting",
+            "failed",
+        ]
+        | None,
         Query(description="Only sandboxes in this state."),
     ] = None,
     name: Annotated[str | None, Query(description="Only the sandbox of this name.")] = None,

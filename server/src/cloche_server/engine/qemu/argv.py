@@ -39,8 +39,7 @@ class VmPlan:
     """One machine. Relative file names are below its directory, QEMU's working directory.
 
     `qmp_fd` and `agent_fd` are listening Unix sockets that QEMU inherits.
-    `boot` set: a cold boot that writes `memory` (a bake). `boot` None: a clone that maps `memory`
-    privately and waits for device state.
+    `boot` set: a cold boot. `boot` None: a machine that waits for device state.
     """
 
     binary: str
@@ -54,6 +53,8 @@ class VmPlan:
     qmp_fd: int
     agent_fd: int
     boot: ColdBoot | None = None
+    #: Writes its memory to the file `memory`, which a bake keeps; all others only read it.
+    keeps_memory: bool = False
 
 
 def build_argv(plan: VmPlan) -> list[str]:
@@ -96,7 +97,7 @@ def machine_digest(accel: str) -> str:
     """Eight hex digits that change with anything in the command line a snapshot depends on: a template baked
     under another one is baked anew."""
     boot = ColdBoot(Path("kernel"), Path("initrd"), tsc_khz=1)
-    plan = VmPlan("qemu", "any", accel, 1, 1, Path("memory"), Path("disk"), 1, 0, 0, boot)
+    plan = VmPlan("qemu", "any", accel, 1, 1, Path("memory"), Path("disk"), 1, 0, 0, boot, keeps_memory=True)
     return hashlib.sha256("\0".join(build_argv(plan)).encode()).hexdigest()[:8]
 
 
@@ -109,7 +110,7 @@ def _accel(plan: VmPlan) -> str:
 
 def _memory(plan: VmPlan) -> str:
     # A clone opens the file read-only and maps it privately: no guest can write what others share.
-    sharing = "share=on" if plan.boot is not None else "share=off,readonly=on,rom=off"
+    sharing = "share=on" if plan.keeps_memory else "share=off,readonly=on,rom=off"
     return f"memory-backend-file,id=m0,size={plan.memory_mb}M,mem-path={plan.memory},{sharing}"
 
 

@@ -37,7 +37,7 @@ async def capture(
 ) -> Captured:
     """See `Machine.capture`."""
     pid, room, running = machine.ref.pid, None, False
-    device_state = machine.directory / "capture.dev"
+    device_state = machine.directory / ".capture.dev"
     pages: Pages | None = None
     try:
         if memory:

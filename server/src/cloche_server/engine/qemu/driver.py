@@ -53,6 +53,8 @@ class QemuEngine:
         self, machine_id: str, directory: Path, template: BakedTemplate, disk: Path, state: SavedState | None = None
     ) -> QemuMachine:
         memory = template.directory / "mem"
+        if state is not None and state.memory is not None:
+            memory = state.memory
 
         def start() -> ProcessRef:
             directory.mkdir(mode=0o700, exist_ok=True)
@@ -65,15 +67,34 @@ class QemuEngine:
     async def start_cold(
         self, machine_id: str, directory: Path, files_: BootFiles, shape: Shape, memory: Path, disk: Path
     ) -> QemuMachine:
-        """Boots `disk` from a kernel, with `memory` as its shared memory file."""
+        """Boots `disk` from a kernel, for a bake: it writes to the file `memory`."""
+        return await self._cold(machine_id, directory, files_, shape, memory, disk, keeps_memory=True)
+
+    async def boot(
+        self, machine_id: str, directory: Path, files: BootFiles, shape: Shape, memory: Path, disk: Path
+    ) -> QemuMachine:
+        return await self._cold(machine_id, directory, files, shape, memory, disk, keeps_memory=False)
+
+    async def _cold(
+        self,
+        machine_id: str,
+        directory: Path,
+        files_: BootFiles,
+        shape: Shape,
+        memory: Path,
+        disk: Path,
+        *,
+        keeps_memory: bool,
+    ) -> QemuMachine:
         boot = ColdBoot(files_.kernel, files_.initrd, host_machine.tsc_khz())
-        return await self._started(
-            machine_id,
-            directory,
-            lambda: self._spawn(directory, machine_id, shape, memory=memory, disk=disk, boot=boot),
-            memory,
-            None,
-        )
+
+        def start() -> ProcessRef:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            return self._spawn(
+                directory, machine_id, shape, memory=memory, disk=disk, boot=boot, keeps_memory=keeps_memory
+            )
+
+        return await self._started(machine_id, directory, start, memory, None)
 
     async def _started(
         self,
@@ -131,6 +152,7 @@ class QemuEngine:
         memory: Path,
         disk: Path,
         boot: ColdBoot | None,
+        keeps_memory: bool = False,
     ) -> ProcessRef:
         with _listener(directory / "qmp.sock") as qmp, _listener(directory / "agent.sock") as agent:
             plan = VmPlan(
@@ -145,6 +167,7 @@ class QemuEngine:
                 qmp_fd=qmp.fileno(),
                 agent_fd=agent.fileno(),
                 boot=boot,
+                keeps_memory=keeps_memory,
             )
             pid = process.spawn_detached(
                 build_argv(plan),

@@ -1,0 +1,137 @@
+"""Which class of `errors` stands for a code of the server's catalogue."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from .errors import (
+    AuthError,
+    BootFailed,
+    CapacityError,
+    CaptureFailed,
+    ClocheError,
+    CommandCancelled,
+    CommandError,
+    CommandTimeout,
+    ConflictError,
+    DirectoryNotEmpty,
+    ExecNotFound,
+    FileBusy,
+    FileError,
+    FileExists,
+    FileNotFound,
+    GuestError,
+    InvalidRequestError,
+    InvalidStateError,
+    IsADirectory,
+    IsolationUnavailable,
+    NameTaken,
+    NameTooLong,
+    NoSpace,
+    NotADirectory,
+    NotARegularFile,
+    NotFoundError,
+    PermissionDenied,
+    SandboxGone,
+    SandboxNotFound,
+    SandboxUnreachable,
+    ServerError,
+    ServerUnavailable,
+    SnapshotCorrupt,
+    SnapshotError,
+    SnapshotIncompatible,
+    SnapshotNotFound,
+    TemplateError,
+    TemplateNotFound,
+    TimeoutError,
+    UnsupportedError,
+)
+
+CODES: Final[Mapping[str, type[ClocheError]]] = {
+    "auth.missing_token": AuthError,
+    "auth.invalid_token": AuthError,
+    "request.invalid": InvalidRequestError,
+    "request.too_large": InvalidRequestError,
+    "request.headers_too_large": InvalidRequestError,
+    "request.not_found": NotFoundError,
+    "request.method_not_allowed": InvalidRequestError,
+    "request.idempotency_conflict": ConflictError,
+    "not_implemented": UnsupportedError,
+    "sandbox.not_found": SandboxNotFound,
+    "sandbox.invalid_state": InvalidStateError,
+    "sandbox.failed": SandboxGone,
+    "sandbox.boot_failed": BootFailed,
+    "sandbox.name_taken": NameTaken,
+    "sandbox.capture_failed": CaptureFailed,
+    "sandbox.unreachable": SandboxUnreachable,
+    "sandbox.busy": CapacityError,
+    "snapshot.not_found": SnapshotNotFound,
+    "snapshot.corrupt": SnapshotCorrupt,
+    "snapshot.incompatible": SnapshotIncompatible,
+    "isolation.unavailable": IsolationUnavailable,
+    "template.not_found": TemplateNotFound,
+    "template.corrupt": TemplateError,
+    "template.bake_failed": TemplateError,
+    "template.in_use": ConflictError,
+    "template.invalid_recipe": TemplateError,
+    "exec.not_found": ExecNotFound,
+    "exec.conflict": ConflictError,
+    "exec.timeout": CommandTimeout,
+    "exec.sandbox_gone": SandboxGone,
+    "exec.too_large": InvalidRequestError,
+    "exec.user_not_found": InvalidRequestError,
+    "exec.invalid_cwd": InvalidRequestError,
+    "exec.cancelled": CommandCancelled,
+    "file.not_found": FileNotFound,
+    "file.is_directory": IsADirectory,
+    "file.not_a_directory": NotADirectory,
+    "file.not_a_regular_file": NotARegularFile,
+    "file.exists": FileExists,
+    "file.not_empty": DirectoryNotEmpty,
+    "file.permission_denied": PermissionDenied,
+    "file.name_too_long": NameTooLong,
+    "file.busy": FileBusy,
+    "file.no_space": NoSpace,
+    "guest.exhausted": GuestError,
+    "guest.protocol": GuestError,
+    "guest.error": GuestError,
+    "capacity.unavailable": CapacityError,
+    "host.disk_full": CapacityError,
+    "host.unsupported": UnsupportedError,
+    "server.shutting_down": ServerUnavailable,
+    "internal": ServerError,
+}
+
+# A code this release does not know (the server may be newer) falls back on its family, then on the status.
+_FAMILIES: Final[Mapping[str, type[ClocheError]]] = {
+    "auth": AuthError,
+    "request": InvalidRequestError,
+    "isolation": IsolationUnavailable,
+    "template": TemplateError,
+    "snapshot": SnapshotError,
+    "exec": CommandError,
+    "file": FileError,
+    "guest": GuestError,
+    "capacity": CapacityError,
+}
+_STATUSES: Final[Mapping[int, type[ClocheError]]] = {
+    401: AuthError,
+    403: AuthError,
+    404: NotFoundError,
+    408: TimeoutError,
+    409: ConflictError,
+    429: CapacityError,
+    501: UnsupportedError,
+    503: CapacityError,
+    504: TimeoutError,
+    507: CapacityError,
+}
+
+
+def class_for(code: str, status: int) -> type[ClocheError]:
+    """The class of an error: by its code, else by the family of its code, else by the HTTP status."""
+    known = CODES.get(code) or _FAMILIES.get(code.partition(".")[0]) or _STATUSES.get(status)
+    if known is not None:
+        return known
+    return InvalidRequestError if 400 <= status < 500 else ServerError

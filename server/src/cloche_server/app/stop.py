@@ -1,0 +1,156 @@
+"""Stop and start: the guest shuts down in order, its disk is kept, and a start boots it again.
+
+A stop never kills by itself: what does not end in time is told, and may still end. `force` kills after that time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Final
+
+from cloche_server.app.access import Access
+from cloche_server.app.capacity import Capacity, refused
+from cloche_server.app.entry import Entry, illegal
+from cloche_server.app.machines import Machines, Slot
+from cloche_server.app.supervisor import Supervisor
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.expiry import expires_at
+from cloche_server.core.lifecycle import Event, Status
+from cloche_server.core.records import BootMode, Sandbox
+from cloche_server.host.clock import Clock
+from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
+from cloche_server.telemetry import log
+
+_log = log.get("stop")
+
+#: Between SIGTERM and SIGKILL for what runs in the guest (seconds).
+GRACE: Final = 5.0
+#: A guest that boots has to answer within this (seconds).
+BOOT_TIMEOUT: Final = 180.0
+_AT_REST: Final = frozenset({Status.STOPPED, Status.FAILED})
+
+
+class StopVerbs:
+    """Each method finds the sandbox, lets its task do the work, and returns the new record. Each may be repeated."""
+
+    def __init__(
+        self,
+        access: Access,
+        supervisor: Supervisor,
+        machines: Machines,
+        catalog: TemplateCatalog,
+        capacity: Capacity,
+        clock: Clock,
+    ) -> None:
+        self._access = access
+        self._supervisor = supervisor
+        self._machines = machines
+        self._catalog = catalog
+        self._capacity = capacity
+        self._clock = clock
+
+    # ---------------------------------------------------------------- stop
+
+    async def stop(self, workspace: str, sandbox_id: str, timeout: float, *, force: bool = False) -> Sandbox:
+        """Raises `sandbox.stop_timeout` when the guest has not shut down after `timeout` seconds: it may still do so,
+        and nothing was killed. With `force` it is killed then."""
+        entry = await self._access.awake(workspace, sandbox_id)
+        await self._supervisor.perform(entry, lambda: self._ask(entry, timeout))
+        deadline = time.monotonic() + timeout
+        while entry.record.status is Status.STOPPING and (left := deadline - time.monotonic()) > 0:
+            await self._moved(entry, left)
+        if force and entry.record.status is Status.STOPPING and entry.machine is not None:
+            await entry.machine.kill()
+            await self._moved(entry, 10.0)
+        if entry.record.status is Status.STOPPING:
+            raise ClocheError(
+                "sandbox.stop_timeout",
+                f"the guest of {sandbox_id} has not shut down within {timeout:g} s; it was not killed",
+                details={"status": entry.record.status.value},
+            )
+        return entry.record
+
+    async def _moved(self, entry: Entry, seconds: float) -> None:
+        moved = entry.moved
+        try:
+            async with asyncio.timeout(seconds):
+                await moved.wait()
+        except TimeoutError:
+            pass
+
+    async def _ask(self, entry: Entry, timeout: float) -> None:
+        if entry.record.status in {Status.STOPPED, Status.STOPPING}:
+            return
+        if entry.record.status is not Status.RUNNING or entry.guest is None:
+            raise illegal(entry.record, Event.STOP)
+        await entry.guest.shutdown(round(min(GRACE, max(0.0, timeout - 1)) * 1000))
+        await self._supervisor.move(entry, Event.STOP)
+
+    # ---------------------------------------------------------------- start
+
+    async def start(self, workspace: str, sandbox_id: str) -> Sandbox:
+        """Boots a stopped or failed sandbox from its disk. One that runs is left as it is. Raises
+        `capacity.unavailable`, `sandbox.boot_failed`; it is then stopped, as before."""
+        entry = await self._access.awake(workspace, sandbox_id)
+        return await self._supervisor.perform(entry, lambda: self._start(entry))
+
+    async def restart(self, workspace: str, sandbox_id: str, timeout: float, *, force: bool = False) -> Sandbox:
+        """A stop, when there is something to stop, and a start."""
+        entry = await self._access.awake(workspace, sandbox_id)
+        if entry.record.status not in _AT_REST:
+            await self.stop(workspace, sandbox_id, timeout, force=force)
+        return await self.start(workspace, sandbox_id)
+
+    async def _start(self, entry: Entry) -> Sandbox:
+        record = entry.record
+        if record.status is Status.RUNNING:
+            return record
+        if record.status not in _AT_REST or not record.layer_id:
+            raise illegal(record, Event.START)
+        began = self._clock.monotonic()
+        meta = self._template(record)
+        refusal = self._capacity.try_memory(record.id)
+        if refusal is not None:
+            raise refused(refusal)
+        slot: Slot | None = None
+        try:
+            await self._supervisor.move(entry, Event.START)
+            slot = await self._machines.boot(meta, record.id, record.layer_id, record.resources)
+            await slot.guest.connect(timeout=BOOT_TIMEOUT)
+            await self._machines.renew(slot)
+        except BaseException as error:
+            await asyncio.shield(self._not_started(entry, slot, error))
+            raise
+        entry.ended = asyncio.Event()
+        self._supervisor.attach(entry, slot.machine, slot.guest)
+        now = self._clock.now()
+        entry.last_activity = self._clock.monotonic()
+        return await self._supervisor.move(
+            entry,
+            Event.BOOTED,
+            process=slot.machine.ref,
+            started_at=now,
+            boot_ms=max(1, round((self._clock.monotonic() - began) * 1000)),
+            boot_mode=BootMode.COLD,
+            cold=True,
+            termination=None,
+            ended_at=None,
+            expires_at=expires_at(now, record.ttl_seconds, record.persistent),
+        )
+
+    def _template(self, record: Sandbox) -> TemplateMeta:
+        meta = self._catalog.get(record.template_id)
+        if meta is None:
+            raise ClocheError("template.corrupt", f"the template {record.template_id} is not there any more")
+        return meta
+
+    async def _not_started(self, entry: Entry, slot: Slot | None, error: BaseException) -> None:
+        _log.error("start.failed", sandbox=entry.record.id, error=repr(error))
+        if slot is not None:
+            await slot.guest.aclose()
+            await slot.machine.kill()
+            slot.machine.release()
+        self._capacity.without_memory(entry.record.id)
+        if entry.record.status is Status.STARTING:
+            await self._supervisor.move(entry, Event.UNDONE, process=None)
