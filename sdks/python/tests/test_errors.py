@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cloche
-from cloche import ClocheError, CommandTimeout, ExecResult, FileNotFound, Termination, errors
+from cloche import ClocheError, CommandTimeout, ExecResult, FileNotFound, Termination, _codes, errors
 
 SOURCE = Path(__file__).parents[3] / "server/src/cloche_server/core/errors.py"
 
@@ -21,7 +21,7 @@ def test_every_code_of_the_catalogue_has_a_class() -> None:
     text = SOURCE.read_text("utf-8").partition("CATALOGUE: Final")[2].partition("\nclass ")[0]
     catalogue = set(re.findall(r'^    "([a-z_.]+)": ErrorSpec', text, re.M))
     assert len(catalogue) > 30
-    assert set(errors.CODES) == catalogue
+    assert set(_codes.CODES) == catalogue
 
 
 def test_codes_of_the_client_are_apart() -> None:
@@ -35,19 +35,23 @@ def test_fallbacks_for_codes_that_are_not_known() -> None:
         ("file.something_new", 400, cloche.FileError),
         ("capacity.quota", 429, cloche.CapacityError),
         ("template.something", 500, cloche.TemplateError),
+        ("snapshot.something", 409, cloche.SnapshotError),
         ("new.family", 404, cloche.NotFoundError),
         ("", 409, cloche.ConflictError),
         ("", 418, cloche.InvalidRequestError),
         ("", 599, cloche.ServerError),
         ("", 403, cloche.AuthError),
     ):
-        assert errors.class_for(code, status) is kind
+        assert _codes.class_for(code, status) is kind
 
 
 def test_families() -> None:
     assert issubclass(CommandTimeout, builtins.TimeoutError)
     assert issubclass(CommandTimeout, cloche.CommandError)
     assert issubclass(FileNotFound, cloche.NotFoundError)
+    assert issubclass(cloche.SnapshotNotFound, cloche.NotFoundError)
+    assert issubclass(cloche.SnapshotIncompatible, cloche.ConflictError)
+    assert issubclass(cloche.NameTaken, cloche.ConflictError)
     assert issubclass(cloche.RequestTimeout, cloche.ConnectionLost)
 
 

@@ -143,12 +143,18 @@ def test_one_version() -> None:
 def test_blocking_and_asynchronous_surface_are_the_same() -> None:
     renamed = {"aclose": "close", "__anext__": "__next__", "__aiter__": "__iter__"}
     renamed |= {"__aenter__": "__enter__", "__aexit__": "__exit__"}
-    for name in ("Client", "Sandbox", "Exec", "ExecStream", "Files", "FileStream"):
-        left, right = getattr(cloche, f"Async{name}"), getattr(cloche, name)
-        assert {renamed.get(attribute, attribute) for attribute in vars(left)} == set(vars(right))
-        for attribute, value in vars(left).items():
+    for name in ("Client", "Sandbox", "Snapshot", "Exec", "ExecStream", "Files", "FileStream"):
+        left, right = _members(getattr(cloche, f"Async{name}")), _members(getattr(cloche, name))
+        assert {renamed.get(attribute, attribute) for attribute in left} == set(right)
+        for attribute, value in left.items():
             if callable(value) and not attribute.startswith("_"):
                 assert value.__doc__, f"{name}.{attribute} has no docstring"
+
+
+def _members(kind: type) -> dict[str, object]:
+    """Of the class and of the bases that are ours."""
+    own = [base for base in reversed(kind.__mro__) if base.__module__.startswith("cloche.")]
+    return {name: value for base in own for name, value in vars(base).items()}
 
 
 def test_the_blocking_client_is_up_to_date() -> None:

@@ -10,6 +10,7 @@ from app_host import Crew, Host, assemble
 
 from cloche_server.app import machines as machines_module
 from cloche_server.app import reconcile as reconcile_module
+from cloche_server.app import supervisor as supervisor_module
 from cloche_server.core.records import ProcessRef
 from cloche_server.store.db import Database
 from kit.fake_engine import FakeGuest, World
@@ -65,6 +66,13 @@ async def second(tmp_path: Path, database: Database, world: World, killing: None
     database.new = False
     yield assemble(tmp_path, database, world, crew)
     await crew.end()
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waits of the tasks of sandboxes take no time."""
+    monkeypatch.setattr(supervisor_module, "AGAIN_AFTER", 0.02)
+    monkeypatch.setattr(supervisor_module, "LONGEST_WAIT", 0.02)
 
 
 @pytest.fixture

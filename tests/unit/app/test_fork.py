@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from app_host import FULL, Crew, Host, refuse_updates
-from test_sleep import quick, sandbox_in, status
+from app_states import sandbox_in, status
 
 from cloche_server.app.fork import Forked, ForkRequest
 from cloche_server.core.errors import ClocheError
@@ -16,7 +16,7 @@ from cloche_server.core.records import BootMode, ExecDefaults, Sandbox
 from cloche_server.storage.layers import Layers
 from kit.fake_engine import FakeGuest, FakeMachine, Gate, settle
 
-__all__ = ["quick"]
+pytestmark = pytest.mark.usefixtures("quick")
 
 ERRORS = [ClocheError("sandbox.unreachable", "x"), OSError(5, "input/output error"), RuntimeError("unforeseen")]
 #: What a fork calls on the parent, and then on each child.

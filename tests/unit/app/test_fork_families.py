@@ -6,15 +6,15 @@ import asyncio
 
 import pytest
 from app_host import Host
+from app_states import status
 from test_fork import end, fork
-from test_sleep import quick, status
 
 from cloche_server.app.fork import Forked
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
 from kit.fake_engine import Gate, settle
 
-__all__ = ["quick"]
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.mark.parametrize("order", ["parent first", "children first", "middle first"])

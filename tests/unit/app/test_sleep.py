@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from app_host import Crew, Host
+from app_states import VERBS, sandbox_in, status
 
-from cloche_server.app import supervisor as supervisor_module
 from cloche_server.app.capacity import OVERHEAD_MB
 from cloche_server.app.sleep import STATE
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
-from cloche_server.core.ports import MachineExit
 from cloche_server.core.records import BootMode, Sandbox, TerminationReason
 from cloche_server.host import machine as host_machine
 from kit.fake_engine import Gate, settle
 
-Verb = Callable[[Host, str], Awaitable[Any]]
-VERBS: dict[str, Verb] = {
-    "pause": lambda host, name: host.sleep.pause("w", name),
-    "resume": lambda host, name: host.sleep.resume("w", name),
-    "hibernate": lambda host, name: host.sleep.hibernate("w", name),
-    "wake": lambda host, name: host.sleep.wake("w", name),
-}
 #: What is allowed in which state, and what comes of it.
 ALLOWED = {
     ("running", "pause"): Status.PAUSED,
@@ -40,30 +31,7 @@ ALLOWED = {
     ("failed", "wake"): Status.FAILED,
 }
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "AGAIN_AFTER", 0.02)
-    monkeypatch.setattr(supervisor_module, "LONGEST_WAIT", 0.02)
-
-
-async def sandbox_in(host: Host, state: str, **options: Any) -> Sandbox:
-    record = await host.create(**options)
-    if state == "paused":
-        return await host.sleep.pause("w", record.id)
-    if state == "hibernated":
-        return await host.sleep.hibernate("w", record.id)
-    if state == "failed":
-        host.world.alive[record.id].die(MachineExit(signal="SIGKILL"))
-        await settle(lambda: status(host, record.id) is Status.FAILED)
-        await settle(lambda: not host.world.held)
-    return record
-
-
-def status(host: Host, sandbox_id: str) -> Status:
-    entry = host.supervisor.get(sandbox_id)
-    assert entry is not None
-    return entry.record.status
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 @pytest.mark.parametrize("state", ["running", "paused", "hibernated", "failed"])

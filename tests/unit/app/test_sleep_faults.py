@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from app_host import FULL, Crew, Host, refuse_updates
-from test_sleep import VERBS, quick, sandbox_in, status
+from app_states import VERBS, sandbox_in, status
 
 from cloche_server.app import sleep as sleep_module
 from cloche_server.app.sleep import STATE, USED
@@ -17,7 +17,7 @@ from cloche_server.host import files, pages
 from cloche_server.storage import saved
 from kit.fake_engine import settle
 
-__all__ = ["quick"]
+pytestmark = pytest.mark.usefixtures("quick")
 
 ERRORS = [ClocheError("sandbox.unreachable", "x"), OSError(5, "input/output error"), RuntimeError("unforeseen")]
 

@@ -7,7 +7,6 @@ import asyncio
 import pytest
 from app_host import FULL, Crew, Host, refuse_updates
 
-from cloche_server.app import supervisor as supervisor_module
 from cloche_server.app import tend as tend_module
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Event, Status
@@ -16,11 +15,7 @@ from cloche_server.core.records import TerminationReason
 from cloche_server.store.db import Conflict
 from kit.fake_engine import FakeMachine, settle
 
-
-@pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervisor_module, "AGAIN_AFTER", 0.02)
-    monkeypatch.setattr(supervisor_module, "LONGEST_WAIT", 0.02)
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def machine(host: Host, sandbox_id: str) -> FakeMachine:

@@ -64,6 +64,7 @@ CODES: Final[Mapping[str, type[ClocheError]]] = {
     "sandbox.boot_failed": BootFailed,
     "sandbox.name_taken": NameTaken,
     "sandbox.capture_failed": CaptureFailed,
+    "sandbox.stop_timeout": TimeoutError,
     "sandbox.unreachable": SandboxUnreachable,
     "sandbox.busy": CapacityError,
     "snapshot.not_found": SnapshotNotFound,

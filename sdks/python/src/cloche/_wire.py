@@ -60,21 +60,18 @@ def exec_body(
         raise TypeError(f"cmd is a string or a list of strings, not {type(cmd).__name__}")
     if timeout is not None and timeout < 0:
         raise ValueError("timeout must not be negative")
-    optional = {
-        "env": dict(env) if env else None,
-        "cwd": cwd,
-        "user": user,
-        "timeout_seconds": timeout,
-        "max_output_bytes": max_output_bytes,
-        "on_output_limit": on_output_limit,
-        "detach": detach or None,
-    }
-    body.update({name: value for name, value in optional.items() if value is not None})
+    body |= given(env=dict(env) if env else None, cwd=cwd, user=user, timeout_seconds=timeout)
+    body |= given(max_output_bytes=max_output_bytes, on_output_limit=on_output_limit, detach=detach or None)
     if isinstance(stdin, str):
         body["stdin"] = stdin
     elif stdin is not None:
         body |= {"stdin": base64.b64encode(stdin).decode(), "stdin_base64": True}
     return body
+
+
+def given(**fields: Any) -> dict[str, Any]:
+    """The fields of a body that have a value; None means that the server decides."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _arguments(cmd: Sequence[str]) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 from .execs import Execs
 from .files import Files
 from .http import Handler, Reply, Request, Server
+from .lineage import VERBS, Lineage
 
 KEY = "pds_00112233445566778899aabbccddeeff"
 
@@ -23,6 +24,7 @@ class FakeCloche(Server):
         self.bodies: list[Any] = []
         self.files = Files()
         self.execs = Execs()
+        self.lineage = Lineage(self)
         self._numbers = itertools.count(1)
         self._hooks: list[list[Any]] = []
 
@@ -54,6 +56,8 @@ class FakeCloche(Server):
             await reply.json(200, {"version": "0.1.0"})
         elif parts == ["v1", "sandboxes"]:
             await self._collection(request, reply)
+        elif parts[:2] == ["v1", "snapshots"]:
+            await self.lineage.snapshot(parts[2:], request, reply)
         elif parts[:2] != ["v1", "sandboxes"]:
             await reply.error(404, "request.not_found")
         elif parts[2] not in self.sandboxes:
@@ -73,6 +77,7 @@ class FakeCloche(Server):
         if request.method == "GET":
             wanted = {k.removeprefix("metadata."): v for k, v in request.query.items() if k.startswith("metadata.")}
             found = [s for s in self.sandboxes.values() if wanted.items() <= s["metadata"].items()]
+            found = [s for s in found if request.query.get("name") in (None, s["name"])]
             await reply.json(200, found)
             return
         body = await request.json()
@@ -84,15 +89,35 @@ class FakeCloche(Server):
         if body.get("template") == "nope":
             await reply.error(404, "template.not_found", "there is no template nope")
             return
-        sandbox = self.make(body)
-        self.keys[key] = sandbox["id"]
-        await reply.json(201, sandbox)
+        if body.get("from_snapshot", "") and body["from_snapshot"] not in self.lineage.snapshots:
+            await reply.error(404, "snapshot.not_found", "there is no such snapshot")
+            return
+        if not await self._named(body, reply):
+            sandbox = self.make(body)
+            self.keys[key] = sandbox["id"]
+            await reply.json(201, sandbox)
+
+    async def _named(self, body: dict[str, Any], reply: Reply) -> bool:
+        """Answers when the name is in use, unless that one is to be replaced."""
+        has_it = [s for s in self.sandboxes.values() if s["name"] == body.get("name", "")]
+        choice = body.get("if_exists", "error")
+        if not has_it:
+            return False
+        if choice == "error":
+            details = {"id": has_it[0]["id"], "name": body["name"]}
+            await reply.error(409, "sandbox.name_taken", "the name is taken", details=details)
+        elif choice == "connect":
+            await reply.json(200, has_it[0])
+        else:
+            del self.sandboxes[has_it[0]["id"]]
+        return choice != "replace"
 
     def make(self, body: dict[str, Any]) -> dict[str, Any]:
         """A new sandbox."""
         number = next(self._numbers)
         sandbox = {
             "id": f"sb{number}",
+            "name": body.get("name"),
             "template": body.get("template", "base"),
             "template_resolved": "base",
             "template_id": "tpl1",
@@ -105,7 +130,10 @@ class FakeCloche(Server):
             "env_keys": sorted(body.get("env", {})),
             "created_at": "2025-01-02T03:04:05.678Z",
             "ttl_seconds": body.get("ttl_seconds", 0),
-            "persistent": False,
+            "persistent": body.get("persistent", False),
+            "idle_seconds": body.get("idle_seconds", 0),
+            "idle_action": body.get("idle_action", "hibernate"),
+            "from_snapshot": body.get("from_snapshot"),
             "boot_ms": 12,
             "boot_mode": "warm",
             "isolation": {"boundary": "microvm", "vmm": "qemu", "accel": "tcg"},
@@ -122,7 +150,9 @@ class FakeCloche(Server):
             await reply.send(204)
             return
         if request.method == "PATCH":
-            for key, value in (await request.json()).get("metadata", {}).items():
+            body = await request.json()
+            self.sandboxes[sandbox_id] |= {k: v for k, v in body.items() if k.startswith("idle_")}
+            for key, value in body.get("metadata", {}).items():
                 self.sandboxes[sandbox_id]["metadata"].pop(key, None)
                 if value is not None:
                     self.sandboxes[sandbox_id]["metadata"][key] = value
@@ -136,5 +166,7 @@ class FakeCloche(Server):
             await reply.json(200, {"cpu_ms": 5, "memory_bytes": 1000, "processes": 3})
         elif name == "logs":
             await reply.send(200, "boot é\n".encode(), kind="text/plain; charset=utf-8")
+        elif name in VERBS:
+            await self.lineage.handle(sandbox, name, request, reply)
         else:
             await reply.error(501, "not_implemented", "this server release does not have the feature yet")

@@ -9,7 +9,7 @@ from cloche_server.app.entry import Entry, find_named, not_found
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import is_sandbox_id
-from cloche_server.core.lifecycle import LISTED, SERVING, SLEEPING, Status, allowed
+from cloche_server.core.lifecycle import LISTED, SERVING, SLEEPING, Status, verbs
 from cloche_server.core.ports import MachineCondition
 from cloche_server.core.records import Sandbox
 from cloche_server.core.times import rfc3339
@@ -75,7 +75,7 @@ class Access:
             raise ClocheError(
                 "sandbox.invalid_state",
                 f"sandbox {record.id} is {record.status.value} and cannot take calls now",
-                details={"status": record.status.value, "allowed": allowed(record.status)},
+                details={"status": record.status.value, "allowed": verbs(record.status)},
             )
         if entry.machine.condition is MachineCondition.DISK_FULL:
             raise ClocheError(

@@ -9,7 +9,7 @@ from typing import Any
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import expires_at
-from cloche_server.core.lifecycle import LISTED, Event, Status, allowed
+from cloche_server.core.lifecycle import LISTED, Event, Status, verbs
 from cloche_server.core.ports import Machine, MachineExit
 from cloche_server.core.records import Sandbox, Termination, TerminationReason
 from cloche_server.guest.client import GuestClient
@@ -82,7 +82,7 @@ def illegal(record: Sandbox, event: Event) -> ClocheError:
     return ClocheError(
         "sandbox.invalid_state",
         f"the sandbox {record.id} is {record.status.value}, {event.value} is not possible now",
-        details={"status": record.status.value, "allowed": allowed(record.status)},
+        details={"status": record.status.value, "allowed": verbs(record.status)},
     )
 
 

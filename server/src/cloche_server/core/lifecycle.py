@@ -142,6 +142,20 @@ ON_RESTART: Final[Mapping[Status, Event]] = {
     Status.DELETING: Event.DELETE,
 }
 
+#: The events that callers ask for; all others happen.
+VERBS: Final = frozenset(
+    {
+        Event.PAUSE,
+        Event.RESUME,
+        Event.HIBERNATE,
+        Event.WAKE,
+        Event.STOP,
+        Event.START,
+        Event.FORK,
+        Event.SNAPSHOT,
+        Event.DELETE,
+    }
+)
 #: States in which guest calls (exec, files) are served.
 SERVING: Final = frozenset({Status.RUNNING})
 #: States in which a guest call waits for the sandbox to wake up.
@@ -158,5 +172,10 @@ def step(state: Status, event: Event) -> Status | None:
 
 
 def allowed(state: Status) -> list[str]:
-    """The events a sandbox in `state` accepts, for error messages."""
+    """The events a sandbox in `state` accepts."""
     return [event.value for event in TRANSITIONS[state]]
+
+
+def verbs(state: Status) -> list[str]:
+    """What a caller may ask of a sandbox in `state`, for error messages."""
+    return [event.value for event in TRANSITIONS[state] if event in VERBS]

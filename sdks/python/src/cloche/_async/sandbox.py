@@ -11,10 +11,12 @@ from .. import _aio, _call, _wire
 from .._call import SILENCE, SLOW, Call
 from .._wire import ExecOptions
 from ..errors import ClocheError, SandboxNotFound
-from ..models import ExecInfo, ExecResult, Isolation, Lifecycle, SandboxInfo, Usage
+from ..models import ExecInfo, ExecResult, Isolation, SandboxInfo, Usage
 from .client import AsyncClient, transport_for
 from .execution import AsyncExec, AsyncExecStream, collect
 from .files import AsyncFiles
+from .life import AsyncLife, IdleAction
+from .snapshot import AsyncSnapshot
 from .transport import AsyncTransport
 
 Execs = list[ExecInfo]
@@ -24,8 +26,8 @@ Command = str | Sequence[str]
 KILL_SECONDS = 15.0
 
 
-class AsyncSandbox:
-    """A running sandbox. `info` is what the server said last; `refresh` asks again.
+class AsyncSandbox(AsyncLife):
+    """A sandbox. `info` is what the server said last; `refresh` asks again.
 
     As a context manager it is killed at the end of the block. An object of this class holds no connection
     and needs no closing.
@@ -33,9 +35,7 @@ class AsyncSandbox:
 
     def __init__(self, transport: AsyncTransport, info: SandboxInfo) -> None:
         """Not for direct use: `create`, `connect` and `list` make sandboxes."""
-        self._transport = transport
-        self._path = _call.path("sandboxes", info.id)
-        self.info = info
+        super().__init__(transport, info)
         self.files = AsyncFiles(transport, info.id)
 
     # --- make and find
@@ -45,11 +45,16 @@ class AsyncSandbox:
         cls,
         template: str = "base",
         *,
+        name: str | None = None,
+        if_exists: Literal["error", "connect", "replace"] | None = None,
+        from_snapshot: str | AsyncSnapshot | None = None,
         cpus: int | None = None,
         memory_mb: int | None = None,
         disk_mb: int | None = None,
         ttl_seconds: int | None = None,
         persistent: bool | None = None,
+        idle_seconds: int | None = None,
+        idle_action: IdleAction | None = None,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
@@ -63,26 +68,23 @@ class AsyncSandbox:
     ) -> Self:
         """Make a sandbox; it is ready for commands when this returns.
 
-        `ttl_seconds`: it is deleted that long after its creation (0: never). `env`, `cwd`, `user`: defaults
-        for every command. `minimum_boundary="microvm-kvm"` refuses software emulation. A server without room
-        is asked again for a while (`max_retry_seconds` of the client), then `CapacityError` is raised. With the
-        `idempotency_key` of an earlier call with the same arguments, that call's sandbox is returned.
+        `name` is unique among the living; when it is in use, `if_exists` decides: `"error"` raises `NameTaken`,
+        `"connect"` returns the sandbox that has it, awake and otherwise as it is, `"replace"` deletes that one first.
+        `from_snapshot`: it goes on from there; template and sizes are the snapshot's. `ttl_seconds`: it is deleted
+        that long after its creation (0: never). `idle_seconds`: after so long without activity, `idle_action`
+        (`"hibernate"` unless given). `env`, `cwd`, `user`: defaults for every command. `minimum_boundary="microvm-kvm"`
+        refuses software emulation. A server without room is asked again for a while (`max_retry_seconds` of the
+        client), then `CapacityError` is raised. With the `idempotency_key` of an earlier call with the same
+        arguments, that call's sandbox is returned.
         """
         transport = transport_for(client, api_url, api_key, timeout)
-        fields: dict[str, Any] = {
-            "template": template,
-            "cpus": cpus,
-            "memory_mb": memory_mb,
-            "disk_mb": disk_mb,
-            "ttl_seconds": ttl_seconds,
-            "persistent": persistent,
-            "metadata": dict(metadata) if metadata else None,
-            "env": dict(env) if env else None,
-            "cwd": cwd,
-            "user": user,
-            "minimum_boundary": minimum_boundary,
-        }
-        body = {name: value for name, value in fields.items() if value is not None}
+        origin = from_snapshot.id if isinstance(from_snapshot, AsyncSnapshot) else from_snapshot
+        body = _wire.given(template=template if origin is None else None, from_snapshot=origin)
+        body |= _wire.given(name=name, if_exists=if_exists, cpus=cpus, memory_mb=memory_mb, disk_mb=disk_mb)
+        body |= _wire.given(ttl_seconds=ttl_seconds, persistent=persistent)
+        body |= _wire.given(idle_seconds=idle_seconds, idle_action=idle_action)
+        body |= _wire.given(metadata=dict(metadata or {}) or None, env=dict(env or {}) or None, cwd=cwd, user=user)
+        body |= _wire.given(minimum_boundary=minimum_boundary)
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         call = Call("POST", _call.path("sandboxes"), json=body, headers=headers, kind="create", silence=SLOW)
         return cls(transport, _wire.sandbox_info(_wire.record(await transport.json(call))))
@@ -107,6 +109,7 @@ class AsyncSandbox:
         cls,
         *,
         metadata: Mapping[str, str] | None = None,
+        name: str | None = None,
         status: str | None = None,
         limit: int | None = None,
         after: str | None = None,
@@ -118,7 +121,7 @@ class AsyncSandbox:
         """Sandboxes, oldest first; with `metadata` those that carry all of these values."""
         transport = transport_for(client, api_url, api_key, timeout)
         query = {f"metadata.{key}": value for key, value in (metadata or {}).items()}
-        query |= _call.params(status=status, limit=limit, after=after)
+        query |= _call.params(name=name, status=status, limit=limit, after=after)
         data = await transport.json(Call("GET", _call.path("sandboxes"), params=query, kind="safe"))
         return [cls(transport, _wire.sandbox_info(item)) for item in _wire.records(data)]
 
@@ -128,6 +131,11 @@ class AsyncSandbox:
     def id(self) -> str:
         """The id."""
         return self.info.id
+
+    @property
+    def name(self) -> str | None:
+        """The name, where it has one."""
+        return self.info.name
 
     @property
     def status(self) -> str:
@@ -243,7 +251,7 @@ class AsyncSandbox:
         )
         return AsyncExecStream(self._transport, call, on_stdout=on_stdout, on_stderr=on_stderr)
 
-    # --- its state, and its end
+    # --- what it uses, and its end
 
     async def usage(self) -> Usage:
         """What it uses now."""

@@ -14,10 +14,12 @@ from .. import _sio, _call, _wire
 from .._call import SILENCE, SLOW, Call
 from .._wire import ExecOptions
 from ..errors import ClocheError, SandboxNotFound
-from ..models import ExecInfo, ExecResult, Isolation, Lifecycle, SandboxInfo, Usage
+from ..models import ExecInfo, ExecResult, Isolation, SandboxInfo, Usage
 from .client import Client, transport_for
 from .execution import Exec, ExecStream, collect
 from .files import Files
+from .life import Life, IdleAction
+from .snapshot import Snapshot
 from .transport import Transport
 
 Execs = list[ExecInfo]
@@ -27,8 +29,8 @@ Command = str | Sequence[str]
 KILL_SECONDS = 15.0
 
 
-class Sandbox:
-    """A running sandbox. `info` is what the server said last; `refresh` asks again.
+class Sandbox(Life):
+    """A sandbox. `info` is what the server said last; `refresh` asks again.
 
     As a context manager it is killed at the end of the block. An object of this class holds no connection
     and needs no closing.
@@ -36,9 +38,7 @@ class Sandbox:
 
     def __init__(self, transport: Transport, info: SandboxInfo) -> None:
         """Not for direct use: `create`, `connect` and `list` make sandboxes."""
-        self._transport = transport
-        self._path = _call.path("sandboxes", info.id)
-        self.info = info
+        super().__init__(transport, info)
         self.files = Files(transport, info.id)
 
     # --- make and find
@@ -48,11 +48,16 @@ class Sandbox:
         cls,
         template: str = "base",
         *,
+        name: str | None = None,
+        if_exists: Literal["error", "connect", "replace"] | None = None,
+        from_snapshot: str | Snapshot | None = None,
         cpus: int | None = None,
         memory_mb: int | None = None,
         disk_mb: int | None = None,
         ttl_seconds: int | None = None,
         persistent: bool | None = None,
+        idle_seconds: int | None = None,
+        idle_action: IdleAction | None = None,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
@@ -66,26 +71,23 @@ class Sandbox:
     ) -> Self:
         """Make a sandbox; it is ready for commands when this returns.
 
-        `ttl_seconds`: it is deleted that long after its creation (0: never). `env`, `cwd`, `user`: defaults
-        for every command. `minimum_boundary="microvm-kvm"` refuses software emulation. A server without room
-        is asked again for a while (`max_retry_seconds` of the client), then `CapacityError` is raised. With the
-        `idempotency_key` of an earlier call with the same arguments, that call's sandbox is returned.
+        `name` is unique among the living; when it is in use, `if_exists` decides: `"error"` raises `NameTaken`,
+        `"connect"` returns the sandbox that has it, awake and otherwise as it is, `"replace"` deletes that one first.
+        `from_snapshot`: it goes on from there; template and sizes are the snapshot's. `ttl_seconds`: it is deleted
+        that long after its creation (0: never). `idle_seconds`: after so long without activity, `idle_action`
+        (`"hibernate"` unless given). `env`, `cwd`, `user`: defaults for every command. `minimum_boundary="microvm-kvm"`
+        refuses software emulation. A server without room is asked again for a while (`max_retry_seconds` of the
+        client), then `CapacityError` is raised. With the `idempotency_key` of an earlier call with the same
+        arguments, that call's sandbox is returned.
         """
         transport = transport_for(client, api_url, api_key, timeout)
-        fields: dict[str, Any] = {
-            "template": template,
-            "cpus": cpus,
-            "memory_mb": memory_mb,
-            "disk_mb": disk_mb,
-            "ttl_seconds": ttl_seconds,
-            "persistent": persistent,
-            "metadata": dict(metadata) if metadata else None,
-            "env": dict(env) if env else None,
-            "cwd": cwd,
-            "user": user,
-            "minimum_boundary": minimum_boundary,
-        }
-        body = {name: value for name, value in fields.items() if value is not None}
+        origin = from_snapshot.id if isinstance(from_snapshot, Snapshot) else from_snapshot
+        body = _wire.given(template=template if origin is None else None, from_snapshot=origin)
+        body |= _wire.given(name=name, if_exists=if_exists, cpus=cpus, memory_mb=memory_mb, disk_mb=disk_mb)
+        body |= _wire.given(ttl_seconds=ttl_seconds, persistent=persistent)
+        body |= _wire.given(idle_seconds=idle_seconds, idle_action=idle_action)
+        body |= _wire.given(metadata=dict(metadata or {}) or None, env=dict(env or {}) or None, cwd=cwd, user=user)
+        body |= _wire.given(minimum_boundary=minimum_boundary)
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         call = Call("POST", _call.path("sandboxes"), json=body, headers=headers, kind="create", silence=SLOW)
         return cls(transport, _wire.sandbox_info(_wire.record(transport.json(call))))
@@ -110,6 +112,7 @@ class Sandbox:
         cls,
         *,
         metadata: Mapping[str, str] | None = None,
+        name: str | None = None,
         status: str | None = None,
         limit: int | None = None,
         after: str | None = None,
@@ -121,7 +124,7 @@ class Sandbox:
         """Sandboxes, oldest first; with `metadata` those that carry all of these values."""
         transport = transport_for(client, api_url, api_key, timeout)
         query = {f"metadata.{key}": value for key, value in (metadata or {}).items()}
-        query |= _call.params(status=status, limit=limit, after=after)
+        query |= _call.params(name=name, status=status, limit=limit, after=after)
         data = transport.json(Call("GET", _call.path("sandboxes"), params=query, kind="safe"))
         return [cls(transport, _wire.sandbox_info(item)) for item in _wire.records(data)]
 
@@ -131,6 +134,11 @@ class Sandbox:
     def id(self) -> str:
         """The id."""
         return self.info.id
+
+    @property
+    def name(self) -> str | None:
+        """The name, where it has one."""
+        return self.info.name
 
     @property
     def status(self) -> str:
@@ -246,30 +254,7 @@ class Sandbox:
         )
         return ExecStream(self._transport, call, on_stdout=on_stdout, on_stderr=on_stderr)
 
-    # --- its life
-
-    def refresh(self) -> Self:
-        """Ask the server for `info` again."""
-        data = self._transport.json(Call("GET", self._path, kind="safe"))
-        self.info = _wire.sandbox_info(_wire.record(data))
-        return self
-
-    def lifecycle(self) -> Lifecycle:
-        """When it will end."""
-        data = self._transport.json(Call("GET", f"{self._path}/lifecycle", kind="safe"))
-        return _wire.lifecycle(_wire.record(data))
-
-    def set_ttl(self, ttl_seconds: int) -> Lifecycle:
-        """Let it end `ttl_seconds` from now; 0 means never."""
-        body = {"ttl_seconds": ttl_seconds}
-        data = self._transport.json(Call("PATCH", f"{self._path}/lifecycle", json=body))
-        return _wire.lifecycle(_wire.record(data))
-
-    def set_metadata(self, changes: Mapping[str, str | None]) -> Self:
-        """Set metadata values; None removes a key; other keys stay."""
-        call = Call("PATCH", self._path, json={"metadata": dict(changes)})
-        self.info = _wire.sandbox_info(_wire.record(self._transport.json(call)))
-        return self
+    # --- what it uses, and its end
 
     def usage(self) -> Usage:
         """What it uses now."""
