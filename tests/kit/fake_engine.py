@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.ports import BakedTemplate, Captured, MachineCondition, MachineExit, SavedState
+from cloche_server.core.ports import BakedTemplate, BootFiles, Captured, MachineCondition, MachineExit, SavedState
 from cloche_server.core.records import Isolation, ProcessRef, Shape
 from cloche_server.host.pages import PAGE, Pages
 from cloche_server.storage.layers import read_header
@@ -41,12 +41,18 @@ class World:
     gate: dict[str, Gate] = field(default_factory=dict)
     open_guests: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
+    #: Guests that are asked to shut down do not.
+    hangs: bool = False
     renewals: list[tuple[str, Any]] = field(default_factory=list)
     #: Machines whose commands are frozen.
     frozen: set[str] = field(default_factory=set)
     #: All memory that was captured.
     captured: list[Pages] = field(default_factory=list)
     pids: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
+
+    def new_ref(self) -> ProcessRef:
+        """A process that nobody has had before."""
+        return ProcessRef(next(self.pids), 1)
 
     async def pass_by(self, name: str) -> None:
         """Every call of the fakes goes through here."""
@@ -211,7 +217,7 @@ class FakeEngine:
         missing = missing_layers(disk)
         assert missing == [], f"the disk of {machine_id} lies over {missing}"
         directory.mkdir(parents=True, exist_ok=True)
-        machine = FakeMachine(self.world, machine_id, directory, ProcessRef(next(self.world.pids), 1))
+        machine = FakeMachine(self.world, machine_id, directory, self.world.new_ref())
         machine.disk, machine.state = disk, state
         if state is not None:
             self.world.frozen.add(machine_id)  # as it was captured
@@ -221,6 +227,16 @@ class FakeEngine:
             machine.die()
             machine.release()
             raise
+        return machine
+
+    async def boot(
+        self, machine_id: str, directory: Path, files: BootFiles, shape: Shape, memory: Path, disk: Path
+    ) -> FakeMachine:
+        await self.world.pass_by("Engine.boot")
+        directory.mkdir(parents=True, exist_ok=True)
+        machine = FakeMachine(self.world, machine_id, directory, ProcessRef(next(self.world.pids), 1))
+        machine.disk = disk
+        machine.runs = True
         return machine
 
     async def adopt(self, machine_id: str, directory: Path, ref: ProcessRef) -> FakeMachine | None:
@@ -258,6 +274,13 @@ class FakeGuest:
         self.world.renewals.append((self._name, request))
         if getattr(request, "thaw", False):
             self.world.frozen.discard(self._name)
+
+    async def shutdown(self, grace_ms: int = 5000, *, timeout: float = 30.0) -> None:
+        """The guest ends as soon as the loop turns, unless the world says that it hangs."""
+        await self.world.pass_by("Guest.shutdown")
+        machine = self.world.alive.get(self._name)
+        if machine is not None and not self.world.hangs:
+            asyncio.get_running_loop().call_soon(machine.die, MachineExit(code=0, guest_shutdown=True))
 
     async def freeze(self, *, disk: bool, timeout_ms: int, timeout: float = 30.0) -> None:
         await self.world.pass_by("Guest.freeze")

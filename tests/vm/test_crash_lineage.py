@@ -31,45 +31,28 @@ FORK = [
     "qmp.xen-save-devices-state:after",
     "qmp.blockdev-snapshot-sync:after",
     "SandboxStore.update:after",
-    "qmp.cont:after",
-    "GuestClient.thaw:after",
     "Creator._reserve:after",
     "SandboxStore.insert:after",
-    "Layers.create:after:2",
     "QemuEngine._spawn:after",
-    "QemuMachine.restore:before",
-    "GuestClient.renew:before",
     "GuestClient.renew:after",
     "SandboxStore.update:after:2",
-    "Machines.release_layer:before",
     "present.fork_tree:before",
 ]
 #: From these on the child is there.
-FORKED = {"SandboxStore.update:after:2", "Machines.release_layer:before", "present.fork_tree:before"}
-SNAPSHOT = [
-    "qmp.blockdev-snapshot-sync:after",
-    "saved.write:before",
-    "saved.write:after",
-    "SnapshotCatalog.publish:after",
-]
+FORKED = {"SandboxStore.update:after:2", "present.fork_tree:before"}
+SNAPSHOT = ["saved.write:before", "saved.write:after", "SnapshotCatalog.publish:after"]
 HIBERNATE = [
-    "GuestClient.freeze:after",
     "SandboxStore.update:after",
-    "qmp.stop:after",
     "qmp.xen-save-devices-state:after",
     "saved.write:after",
     "QemuMachine.kill:before",
-    "QemuMachine.kill:after",
     "SandboxStore.update:after:2",
 ]
 WAKE = [
     "SandboxStore.update:after",
     "QemuEngine._spawn:after",
-    "QemuMachine.restore:before",
     "sleep._use_up:before",
     "sleep._use_up:after",
-    "QemuMachine.restore:after",
-    "GuestClient.renew:before",
     "GuestClient.renew:after",
     "SandboxStore.update:after:2",
 ]
@@ -79,7 +62,6 @@ PAUSE = [
     ("pause", "QemuMachine.pause:after", "running"),
     ("pause", "SandboxStore.update:after", "paused"),
     ("resume", "QemuMachine.resume:after", "paused"),
-    ("resume", "GuestClient.renew:after", "paused"),
     ("resume", "SandboxStore.update:after", "running"),
 ]
 

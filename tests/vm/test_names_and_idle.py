@@ -50,21 +50,23 @@ def test_what_goes_on_keeps_it_awake_for_its_whole_length(family: Api, server: S
     box = family.create(idle_seconds=3)
     box.sh("sleep 8")
     assert box.refresh()["status"] == "running"
-    box.sh("head -c 1000000 /dev/zero > /root/big")
+    box.sh("head -c 40000000 /dev/zero > /root/big")
     with ThreadPoolExecutor(1) as pool:
         slow = pool.submit(_slow_download, box)
         time.sleep(6)
         assert box.refresh()["status"] == "running"
-        assert slow.result(60) == 1_000_000
+        assert slow.result(60) == 40_000_000
     until(lambda: box.refresh()["status"] == "hibernated", 60)
 
 
 def _slow_download(box: Box) -> int:
+    """Stands still in the middle: more is under way than fits into the sockets."""
     size = 0
-    with box.api.http.stream("GET", f"{box.path}/fs", params={"path": "/root/big"}) as response:
-        for part in response.iter_raw(65536):
+    with box.api.http.stream("GET", f"{box.path}/fs", params={"path": "/root/big"}, timeout=60) as response:
+        for number, part in enumerate(response.iter_raw(65536)):
             size += len(part)
-            time.sleep(0.5)
+            if number == 1:
+                time.sleep(9)
     return size
 
 

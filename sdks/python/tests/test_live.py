@@ -19,10 +19,14 @@ from cloche import (
     Exit,
     FileNotFound,
     InvalidRequestError,
+    InvalidStateError,
     IsADirectory,
+    NameTaken,
     NotADirectory,
     Sandbox,
     SandboxNotFound,
+    Snapshot,
+    SnapshotNotFound,
     Stderr,
     Stdout,
     TemplateNotFound,
@@ -228,6 +232,83 @@ async def test_asynchronous() -> None:
         assert (await made.exec("ps -ef | grep -c '[s]leep 77'")).stdout == "0\n"
     with pytest.raises(SandboxNotFound):
         await made.refresh()
+
+
+def test_names() -> None:
+    name = f"sdk-{os.urandom(6).hex()}"
+    with Sandbox.create(name=name, ttl_seconds=120, idle_seconds=600, idle_action="pause") as made:
+        assert (made.name, made.info.idle_seconds, made.info.idle_action) == (name, 600, "pause")
+        with pytest.raises(NameTaken) as caught:
+            Sandbox.create(name=name)
+        assert caught.value.sandbox_id == made.id
+        assert Sandbox.create(name=name, if_exists="connect").id == made.id
+        assert [found.id for found in Sandbox.list(name=name)] == [made.id]
+        with Sandbox.create(name=name, if_exists="replace", ttl_seconds=120) as second:
+            assert second.id != made.id
+            with pytest.raises(SandboxNotFound):
+                made.refresh()
+            assert second.set_idle(300).info.idle_seconds == 300
+
+
+def test_sleep(sandbox: Sandbox) -> None:
+    sandbox.exec("echo kept > /dev/shm/memory").check()
+    assert (sandbox.pause().status, sandbox.info.status_reason) == ("paused", "asked")
+    with pytest.raises(InvalidStateError):
+        sandbox.exec("true")
+    with pytest.raises(WaitTimeout):
+        sandbox.wait("running", timeout=0.2)
+    assert sandbox.resume().status == "running"
+    assert sandbox.hibernate().status == "hibernated"
+    assert sandbox.wait(["paused", "hibernated"], timeout=5).status == "hibernated"
+    assert sandbox.exec("cat /dev/shm/memory").stdout == "kept\n"
+    assert sandbox.wait(timeout=5).status == "running"
+    sandbox.hibernate()
+    assert sandbox.wake().status == "running"
+
+
+def test_fork_and_promote(sandbox: Sandbox) -> None:
+    sandbox.exec("echo before > /dev/shm/memory; echo before > /root/disk").check()
+    job = sandbox.start("sleep 1000")
+    children = sandbox.fork(2, ttl_seconds=120, metadata={"of": "sdk-tests"}, env={"CHILD": "yes"})
+    try:
+        assert (len(children), children.errors, children.parent_id) == (2, {}, sandbox.id)
+        assert children.pause_ms > 0
+        sandbox.exec("echo after > /root/disk").check()
+        winner, other = children
+        for child in children:
+            assert child.info.fork_tree_id == children.tree_id
+            assert (child.info.parent_id, child.metadata["of"]) == (sandbox.id, "sdk-tests")
+            assert child.exec("cat /dev/shm/memory /root/disk; echo $CHILD").stdout == "before\nbefore\nyes\n"
+            assert child.exec(f"kill -0 {job.pid}").ok
+        assert winner.promote(cleanup_siblings=True).deleted == (other.id,)
+        with pytest.raises(SandboxNotFound):
+            other.refresh()
+        with pytest.raises(InvalidRequestError):
+            sandbox.promote()
+    finally:
+        for child in children:
+            child.kill()
+        job.kill()
+
+
+def test_snapshots(sandbox: Sandbox) -> None:
+    sandbox.exec("echo before > /dev/shm/memory").check()
+    snapshot = sandbox.snapshot("sdk-tests")
+    try:
+        assert (snapshot.name, snapshot.sandbox_id) == ("sdk-tests", sandbox.id)
+        assert (snapshot.info.memory, snapshot.info.memory_mb) == (True, sandbox.info.memory_mb)
+        sandbox.exec("echo after > /dev/shm/memory").check()
+        assert [one.id for one in Snapshot.list(sandbox_id=sandbox.id)] == [snapshot.id]
+        assert Snapshot.get(snapshot.id).info == snapshot.info
+        with Sandbox.create(from_snapshot=snapshot, ttl_seconds=120, env={"NEW": "yes"}) as made:
+            assert made.info.from_snapshot == snapshot.id
+            assert made.exec("cat /dev/shm/memory; echo $NEW").stdout == "before\nyes\n"
+            snapshot.delete()
+            assert made.exec("cat /dev/shm/memory").stdout == "before\n"
+        with pytest.raises(SnapshotNotFound):
+            Sandbox.create(from_snapshot=snapshot)
+    finally:
+        snapshot.delete()
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))

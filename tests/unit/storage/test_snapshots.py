@@ -268,13 +268,19 @@ def full(*_: Any, **__: Any) -> Any:
     raise OSError(28, "no space left on device")
 
 
+def full_above(path: Path) -> None:
+    if path.name == "snapshots":
+        full()
+
+
 PLACES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
     "pages": lambda patched: patched.setattr(Pages, "save", full),
     "device state": lambda patched: patched.setattr(Path, "write_bytes", full),
     "description": lambda patched: patched.setattr(Path, "write_text", full),
     "its layers": lambda patched: patched.setattr(saved, "_fsync", full),
     "its name": lambda patched: patched.setattr(Path, "rename", full),
-    "the directory above": lambda patched: patched.setattr(files, "fsync_dir", full),
+    "its directory": lambda patched: patched.setattr(files, "fsync_dir", full),
+    "the directory above": lambda patched: patched.setattr(files, "fsync_dir", full_above),
     "the look at it": lambda patched: patched.setattr(snapshots_module, "_size", full),
 }
 

@@ -67,7 +67,7 @@ class Lineage:
         wanted = {*request.query["status"].split(","), "failed"}
         loop = asyncio.get_running_loop()
         until = loop.time() + float(request.query["timeout"])
-        while sandbox["status"] not in wanted and loop.time() < until and not reply.gone():
+        while sandbox["status"] not in wanted and loop.time() < until and not reply.gone():  # noqa: ASYNC110 - it polls
             await asyncio.sleep(0.02)
         await reply.json(200, sandbox)
 

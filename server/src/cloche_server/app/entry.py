@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -75,6 +76,8 @@ def explain_exit(exit_: MachineExit, now: float) -> Termination:
 def as_cloche(error: Exception) -> ClocheError:
     if isinstance(error, ClocheError):
         return error
+    if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return ClocheError("host.disk_full", "the disk of the host is full")
     return ClocheError("internal", "the sandbox could not be changed; the log of the server has more")
 
 

@@ -190,6 +190,9 @@ class Supervisor:
                 if not message.done.done():
                     message.done.set_exception(as_cloche(error))
                     message.done.exception()  # nobody may be waiting: TTL and crash messages
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    return  # the server ends, and what failed was undoing a verb
                 if entry.record.status is Status.DELETING or message.event is Event.EXPIRED:
                     await asyncio.sleep(AGAIN_AFTER)
                 if entry.record.status is Status.DELETING:

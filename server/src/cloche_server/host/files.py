@@ -219,6 +219,12 @@ def remove_tree(path: Path) -> None:
 # ------------------------------------------------------------------ staging directories
 
 
+def staging_path(parent: Path) -> Path:
+    """A new name in `parent` for what is not finished, or not wanted any more; `sweep_staging` knows it."""
+    pid = os.getpid()
+    return parent / f".staging-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
+
+
 @contextlib.contextmanager
 def staging(parent: Path) -> Iterator[Path]:
     """A directory to build something in before it gets its name; it never outlives the block.
@@ -226,8 +232,7 @@ def staging(parent: Path) -> Iterator[Path]:
     The name says which process owns it, so that `sweep_staging` can remove what a killed one has left.
     """
     parent.mkdir(parents=True, exist_ok=True)
-    pid = os.getpid()
-    path = parent / f".staging-{pid}-{start_time(pid)}-{secrets.token_hex(4)}"
+    path = staging_path(parent)
     path.mkdir(mode=0o700)
     try:
         yield path

@@ -85,7 +85,9 @@ class Pages:
         """Gives the memory back; the pages cannot be used any more."""
         self.data.release()
         if self._owner is not None:
-            self._owner.close()
+            # Parts of it may still be held by the traceback of an error; it goes with them then.
+            with contextlib.suppress(BufferError):
+                self._owner.close()
             self._owner = None
 
     def header(self) -> bytes:

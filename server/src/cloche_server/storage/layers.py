@@ -78,7 +78,7 @@ def make_overlay(empty: Path, target: Path, backing: str, size: int) -> None:
 
 def zero_memory(data: Path, memory_mb: int) -> Path:
     """A file of zeros, as large as a memory, that takes no room on the disk."""
-    path = data / "layers" / f"zero-{memory_mb}m.mem"
+    path = data / "zeros" / f"{memory_mb}m"
     if not path.exists():
         with files.staging(path.parent) as staged:
             empty = staged / "mem"

@@ -115,15 +115,17 @@ class SnapshotCatalog:
         if self._all.pop(snapshot.id, None) is None:
             return False
         self._checked.pop(snapshot.id, None)
-        with files.staging(self.root) as staged:
-            try:
-                (self.root / snapshot.id).rename(staged / "gone")
-            except FileNotFoundError:
-                return True
-            except OSError:
-                self._all[snapshot.id] = snapshot
-                raise
-            files.fsync_dir(self.root)
+        gone = files.staging_path(self.root)
+        try:
+            # Only another name: that works on a full disk as well.
+            (self.root / snapshot.id).rename(gone)
+        except FileNotFoundError:
+            return True
+        except OSError:
+            self._all[snapshot.id] = snapshot
+            raise
+        files.fsync_dir(self.root)
+        files.remove_tree(gone)
         return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -186,7 +187,10 @@ class QemuMachine:
             raise QmpLost(str(error)) from error
         for device in devices:
             if device.get("device") == "d0":
-                return Path(str(device["inserted"]["file"]))
+                try:
+                    return file_of(str(device["inserted"]["file"]))
+                except (ValueError, LookupError, TypeError) as error:
+                    raise QmpLost("the machine does not tell its disk") from error
         raise QmpLost("the machine has no disk")
 
     async def grow_disk(self, disk_mb: int) -> None:
@@ -235,6 +239,17 @@ class QemuMachine:
             return (self._directory / "qemu.log").read_bytes()[-2000:].decode("utf-8", "replace").strip()
         except OSError:
             return ""
+
+
+def file_of(name: str) -> Path:
+    """The file of a disk, from the name QEMU gives it: the path, or for a disk that was given another layer while it
+    ran `json:` and the nodes it consists of. Raises ValueError, LookupError, TypeError."""
+    if not name.startswith("json:"):
+        return Path(name)
+    node = json.loads(name.removeprefix("json:"))
+    while "filename" not in node:
+        node = node["file"]
+    return Path(node["filename"])
 
 
 def _capabilities(*names: str) -> dict[str, Any]:
