@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import Sandbox
 from cloche_server.host import pages
 from cloche_server.storage.layers import SUFFIX, make_overlay
-from kit.fake_engine import FakeMachine, settle
+from kit.fake_engine import FakeMachine, Gate, settle
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -159,22 +159,30 @@ async def test_a_machine_that_cannot_be_steered_has_failed(host: Host, second: H
 # ------------------------------------------------------------------ killed at every call
 
 
-async def kill_at(host: Host, call: str, work: Any) -> asyncio.Future[Any]:
-    """The server stands still in `call` for ever, as one that was killed does; what it held is free."""
-    reached = host.world.block[call] = asyncio.Event()
+@dataclass
+class Killed:
+    """A server that stands still in a call, as one that was killed does."""
+
+    task: asyncio.Future[Any]
+    gate: Gate
+
+    async def bury(self) -> None:
+        """The end of the test: whatever it does now, nobody looks."""
+        self.gate.open.set()
+        self.task.cancel()
+        await asyncio.wait({self.task})
+
+
+async def kill_at(host: Host, call: str, work: Any) -> Killed:
+    gate = host.world.gate[call] = Gate()
     task = asyncio.ensure_future(work)
-    await asyncio.wait_for(reached.wait(), 20)
-    del host.world.block[call]
+    await asyncio.wait_for(gate.reached.wait(), 20)
     world = host.world
+    del world.gate[call]
     world.open_guests.clear()
     world.held.clear()
     world.captured.clear()
-    return task
-
-
-async def over(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    await asyncio.wait({task})
+    return Killed(task, gate)
 
 
 PAUSES = [("running", "pause", call) for call in ("Guest.freeze", "Machine.pause")]
@@ -200,7 +208,7 @@ WAKES = [
 @pytest.mark.parametrize(("state", "verb", "call"), [*PAUSES, *RESUMES, *HIBERNATIONS, *WAKES])
 async def test_killed_in_a_verb(host: Host, second: Host, state: str, verb: str, call: str) -> None:
     record = await sandbox_in(host, state)
-    task = await kill_at(host, call, VERBS[verb](host, record.id))
+    killed = await kill_at(host, call, VERBS[verb](host, record.id))
     host.world.frozen.clear()  # a guest thaws by itself
     if state == "paused" and verb == "resume":
         host.world.frozen.add(record.id)
@@ -208,7 +216,7 @@ async def test_killed_in_a_verb(host: Host, second: Host, state: str, verb: str,
     assert status(second, record.id) in {Status.RUNNING, Status.PAUSED, Status.HIBERNATED}, "nothing is lost"
     await works(second, record.id)
     await end(second)
-    await over(task)
+    await killed.bury()
 
 
 CAPTURES = ["Guest.freeze", "Machine.capture", "Machine.capture.sealed", "Machine.capture.cont", "Guest.thaw"]
@@ -218,7 +226,7 @@ CAPTURES = ["Guest.freeze", "Machine.capture", "Machine.capture.sealed", "Machin
 async def test_killed_in_a_fork(host: Host, second: Host, call: str) -> None:
     """The parent goes on over the layer it really writes to; nothing is left of children without a server."""
     parent = await host.create()
-    task = await kill_at(host, call, host.forks.make("w", parent.id, ForkRequest(2)))
+    killed = await kill_at(host, call, host.forks.make("w", parent.id, ForkRequest(2)))
     host.world.frozen.clear()
     await start(second)
     assert [record.id for record in second.access.list("w")] == [parent.id]
@@ -226,20 +234,20 @@ async def test_killed_in_a_fork(host: Host, second: Host, call: str) -> None:
     made = await second.forks.make("w", parent.id, ForkRequest(2))
     assert len(made.children) == 2
     await end(second)
-    await over(task)
+    await killed.bury()
 
 
 @pytest.mark.parametrize("call", CAPTURES)
 async def test_killed_while_a_snapshot_is_taken(host: Host, second: Host, call: str) -> None:
     record = await host.create()
-    task = await kill_at(host, call, host.snapshots.take("w", record.id))
+    killed = await kill_at(host, call, host.snapshots.take("w", record.id))
     host.world.frozen.clear()
     await start(second)
     assert second.snapshots.list("w") == []
     await second.snapshots.take("w", record.id)
     await works(second, record.id)
     await end(second)
-    await over(task)
+    await killed.bury()
 
 
 async def test_killed_while_the_memory_is_written(host: Host, second: Host) -> None:
@@ -280,7 +288,8 @@ async def test_ended_while_the_memory_is_written(host: Host, second: Host, monke
     go_on.set()
     done, _ = await asyncio.wait({closing}, timeout=20)
     assert done, "the server never ended"
-    await over(task)
+    task.cancel()
+    await asyncio.wait({task})
     assert not (host.root / record.id / STATE).exists()
     assert host.world.alive[record.id].runs
     assert [one.status for one in await host.rows()] == [Status.RUNNING]
@@ -308,7 +317,8 @@ async def test_ended_while_a_snapshot_is_written(host: Host, second: Host, monke
     go_on.set()
     done, _ = await asyncio.wait({closing}, timeout=20)
     assert done, "the server never ended"
-    await over(task)
+    task.cancel()
+    await asyncio.wait({task})
     await start(second)
     for snapshot in second.snapshots.list("w"):
         async with second.snapshots.source("w", snapshot.id):

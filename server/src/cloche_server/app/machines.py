@@ -121,15 +121,15 @@ class Machines:
             slot.restored = True
             await slot.guest.connect(timeout=FIRST_ANSWER_TIMEOUT)
 
-    async def renew(self, slot: Slot, *, warm: bool = False, thaw: bool = False) -> None:
-        """Gives a restored machine its own clock, random numbers and names, before any user code. `thaw`: it was
-        captured with its commands frozen, and they go on afterwards."""
+    async def renew(self, slot: Slot, *, names: bool = True, warm: bool = False, thaw: bool = False) -> None:
+        """Gives a restored machine its own clock, random numbers and, unless it is the one it was, `names`, before any
+        user code. `thaw`: it was captured with its commands frozen, and they go on afterwards."""
         await slot.guest.renew(
             RenewRequest(
                 entropy=random_bytes(ENTROPY_BYTES),
                 time_now=True,
-                hostname=hostname(slot.id),
-                machine_id=random_bytes(16).hex(),
+                hostname=hostname(slot.id) if names else None,
+                machine_id=random_bytes(16).hex() if names else None,
                 warm=warm,
                 thaw=thaw,
             ),

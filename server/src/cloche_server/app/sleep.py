@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from pathlib import Path
 from typing import Final
 
@@ -126,9 +127,10 @@ class SleepVerbs:
             raise ClocheError("sandbox.capture_failed", "the sandbox was made before disks had layers")
         template = self._capturer.template(entry)
         paused = entry.record.status is Status.PAUSED
+        # Before the freeze, so that calls which come from now on wait until it has woken up again.
+        await self._supervisor.move(entry, Event.HIBERNATE, status_reason=reason)
         try:
-            async with self._capturer.frozen(entry):
-                await self._supervisor.move(entry, Event.HIBERNATE, status_reason=reason)
+            async with contextlib.nullcontext() if paused else self._capturer.frozen(entry):
                 captured = await entry.machine.capture(memory=True, new_layer=None, recorded=None, goes_on=False)
                 try:
                     await to_the_end(asyncio.to_thread(self._save, entry.record, captured, template.id))
@@ -243,7 +245,7 @@ class SleepVerbs:
                 await self._machines.restore(slot, before_run=lambda: _use_up(directory))
             finally:
                 state.pages.close()
-            await self._machines.renew(slot, thaw=True)
+            await self._machines.renew(slot, names=False, thaw=True)
         except BaseException as error:
             await asyncio.shield(self._not_woken(entry, slot, directory, error))
             raise
