@@ -77,7 +77,9 @@ async def test_what_does_not_end_in_time_is_told_and_not_killed(host: Host, powe
 
 
 @pytest.mark.parametrize("call", ["Engine.boot", "Guest.connect", "Guest.renew"])
-@pytest.mark.parametrize("error", [ClocheError("sandbox.boot_failed", "x"), OSError(28, "full")])
+@pytest.mark.parametrize(
+    "error", [ClocheError("sandbox.boot_failed", "x"), OSError(28, "full"), asyncio.CancelledError()]
+)
 async def test_a_start_that_fails_leaves_it_stopped(
     host: Host, power: StopVerbs, call: str, error: BaseException
 ) -> None:

@@ -73,7 +73,7 @@ def explain_exit(exit_: MachineExit, now: float) -> Termination:
     return Termination(TerminationReason.VMM_DIED, now, detail=f"the VMM process ended with code {exit_.code}")
 
 
-def as_cloche(error: Exception) -> ClocheError:
+def as_cloche(error: BaseException) -> ClocheError:
     if isinstance(error, ClocheError):
         return error
     if isinstance(error, OSError) and error.errno in {errno.ENOSPC, errno.EDQUOT}:

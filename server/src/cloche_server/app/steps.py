@@ -95,3 +95,9 @@ async def undo_steps(operation: str, begun: Sequence[Step]) -> None:
                 await step.undo()
         except Exception as error:  # noqa: BLE001 - whatever it is, what the other steps made must go
             _log.error("undo.failed", operation=operation, step=step.name, error=str(error) or type(error).__name__)
+
+
+def is_cancelled() -> bool:
+    """Whether it is this task that is cancelled, and not something that it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -24,6 +24,7 @@ from cloche_server.app.entry import (
     not_found,
 )
 from cloche_server.app.machines import Machines
+from cloche_server.app.steps import is_cancelled
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import is_due
 from cloche_server.core.lifecycle import Event, Status, step
@@ -180,7 +181,9 @@ class Supervisor:
                     await self._write(entry, message.change(entry.record))
                 else:
                     await self._handle(entry, message)
-            except Exception as error:  # noqa: BLE001 - one sandbox must never take the others with it
+            except (Exception, asyncio.CancelledError) as error:  # one sandbox must never take the others with it
+                if isinstance(error, asyncio.CancelledError) and is_cancelled():
+                    raise
                 _log.error(
                     "sandbox.move_failed",
                     sandbox=entry.record.id,
@@ -325,8 +328,7 @@ class Supervisor:
         try:
             await self._write(entry, record)
         except ClocheError as error:
-            _log.error("layer.not_recorded", sandbox=record.id, error=error.message)
-            entry.record, entry.unsaved = record, True
+            self._unsaved(entry, record, error)
 
     def attach(self, entry: Entry, machine: Machine, guest: GuestClient) -> None:
         """The sandbox has a machine again."""
@@ -348,9 +350,12 @@ class Supervisor:
         try:
             await self._write(entry, moved)
         except ClocheError as error:
-            _log.error("sandbox.not_recorded", sandbox=moved.id, status=moved.status.value, error=error.message)
-            entry.record, entry.unsaved = moved, True
+            self._unsaved(entry, moved, error)
         self._tell(entry, event, before)
+
+    def _unsaved(self, entry: Entry, record: Sandbox, error: ClocheError) -> None:
+        _log.error("sandbox.not_recorded", sandbox=record.id, status=record.status.value, error=error.message)
+        entry.record, entry.unsaved = record, True
 
     def _moved(self, entry: Entry, event: Event, changes: Mapping[str, Any]) -> Sandbox:
         target = step(entry.record.status, event)
