@@ -243,7 +243,7 @@ class Supervisor:
         if message.event is Event.EXPIRED and not is_due(self._clock.now(), record.expires_at):
             return  # renewed in the meantime
         if message.event is Event.CRASHED and record.status is Status.STOPPING:
-            await self._halted(entry)
+            await self._lost(entry, Event.HALTED)
         elif message.event is Event.CRASHED:
             if step(record.status, Event.CRASHED) is None or (entry.machine is not None and not entry.machine.ended):
                 return  # of a machine that it had before it was hibernated
@@ -253,29 +253,21 @@ class Supervisor:
         else:
             raise illegal(record, message.event)
 
-    async def _halted(self, entry: Entry) -> None:
-        """The guest has shut down, as it was asked to."""
-        machine, guest = entry.machine, entry.guest
-        entry.machine = entry.guest = None
-        await self._move_first(entry, Event.HALTED, process=None)
-        entry.ended.set()
-        self._capacity.without_memory(entry.record.id)
-        if guest is not None:
-            await guest.aclose()
-        if machine is not None:
-            machine.release()
-
     async def _fail(self, entry: Entry, termination: Termination) -> None:
+        await self._lost(entry, Event.CRASHED, termination=termination, ended_at=termination.at)
+        metrics.ends.labels(termination.reason.value).inc()
+
+    async def _lost(self, entry: Entry, event: Event, **changes: Any) -> None:
+        """Its machine is gone."""
         machine, guest = entry.machine, entry.guest
         entry.machine = entry.guest = None
-        await self._move_first(entry, Event.CRASHED, termination=termination, ended_at=termination.at, process=None)
+        await self._move_first(entry, event, process=None, **changes)
         self._capacity.without_memory(entry.record.id)
         entry.ended.set()
         if guest is not None:
             await guest.aclose()
         if machine is not None:
             machine.release()
-        metrics.ends.labels(termination.reason.value).inc()
 
     async def _delete(self, entry: Entry, event: Event, reason: TerminationReason) -> None:
         if entry.record.status is not Status.DELETING:
