@@ -115,6 +115,18 @@ async def test_a_key_gives_the_sandbox_it_was_used_for(host: Host, named: NamedC
     assert again.id == first.id
 
 
+@pytest.mark.parametrize("if_exists", ["connect", "replace"])
+async def test_a_request_that_is_repeated_is_carried_out_once(host: Host, named: NamedCreates, if_exists: str) -> None:
+    first, _ = await ask(named, if_exists, key="k")
+    again, _ = await ask(named, if_exists, key="k")
+    assert again.id == first.id
+    other, _ = await ask(named, "replace", key="other")
+    with pytest.raises(ClocheError) as told:
+        await ask(named, if_exists, key="k")
+    assert told.value.code == "sandbox.not_found"
+    assert [record.id for record in await host.rows()] == [other.id]
+
+
 async def test_a_create_that_fails_leaves_the_name_free(host: Host, named: NamedCreates) -> None:
     host.world.fault["Machine.restore"] = ClocheError("sandbox.boot_failed", "x")
     with pytest.raises(ClocheError):

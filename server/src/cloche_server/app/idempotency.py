@@ -45,12 +45,20 @@ class IdempotentCreates:
             return await self._create_once(request, key, hashlib.sha256(body).hexdigest())
 
     async def _create_once(self, request: CreateRequest, key: str, digest: str) -> Sandbox:
-        known = await self._store.find(request.workspace, key)
-        if known is not None:
-            if known.request_hash != digest:
-                raise ClocheError(
-                    "request.idempotency_conflict",
-                    "this Idempotency-Key was used before with another request body",
-                )
-            return (await self._access.find(request.workspace, known.sandbox_id)).record
-        return await self._creator.create(replace(request, key=IdempotencyKey(key, digest)))
+        earlier = await self._earlier(request.workspace, key, digest)
+        return earlier or await self._creator.create(replace(request, key=IdempotencyKey(key, digest)))
+
+    async def earlier(self, workspace: str, key: str | None, body: bytes) -> Sandbox | None:
+        """What was made with this key before. Raises `request.idempotency_conflict`, `sandbox.not_found`."""
+        return None if key is None else await self._earlier(workspace, key, hashlib.sha256(body).hexdigest())
+
+    async def _earlier(self, workspace: str, key: str, digest: str) -> Sandbox | None:
+        known = await self._store.find(workspace, key)
+        if known is None:
+            return None
+        if known.request_hash != digest:
+            raise ClocheError(
+                "request.idempotency_conflict",
+                "this Idempotency-Key was used before with another request body",
+            )
+        return (await self._access.find(workspace, known.sandbox_id)).record

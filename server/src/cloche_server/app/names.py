@@ -44,10 +44,13 @@ class NamedCreates:
         if request.name is None:
             return await self._creates.create(request, key, body), True
         async with self._turns.of((request.workspace, request.name)):
+            # A repetition of a request that was carried out is no new request, whatever has the name now.
+            if (earlier := await self._creates.earlier(request.workspace, key, body)) is not None:
+                return earlier, True
             entry = self._access.named(request.workspace, request.name)
             if entry is not None and if_exists is IfExists.CONNECT:
                 return await self._connect(entry), False
-            if entry is not None and if_exists is IfExists.ERROR and key is None:
+            if entry is not None and if_exists is IfExists.ERROR:
                 raise name_taken(request.name, entry.record.id)
             if entry is not None and if_exists is IfExists.REPLACE:
                 await self._lifecycle.delete(request.workspace, entry.record.id)
