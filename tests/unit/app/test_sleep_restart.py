@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -152,30 +153,32 @@ async def test_a_machine_that_cannot_be_steered_has_failed(host: Host, second: H
 # ------------------------------------------------------------------ killed at every call
 
 
-@dataclass
-class Killed:
-    """A server that stands still in a call, as one that was killed does."""
-
-    task: asyncio.Future[Any]
-    gate: Gate
-
-    async def bury(self) -> None:
-        """The end of the test: whatever it does now, nobody looks."""
-        self.gate.open.set()
-        self.task.cancel()
-        await asyncio.wait({self.task})
+Kill = Callable[..., Awaitable[None]]
 
 
-async def kill_at(host: Host, call: str, work: Any) -> Killed:
-    gate = host.world.gate[call] = Gate()
-    task = asyncio.ensure_future(work)
-    await asyncio.wait_for(gate.reached.wait(), 20)
-    world = host.world
-    del world.gate[call]
-    world.open_guests.clear()
-    world.held.clear()
-    world.captured.clear()
-    return Killed(task, gate)
+@pytest.fixture
+async def kill_at(host: Host) -> AsyncIterator[Kill]:
+    """Makes the server stand still in a call, as one that was killed does; what it held is free."""
+    standing: list[tuple[Gate, asyncio.Future[Any]]] = []
+
+    async def kill_at(call: str, work: Any, times: int = 1) -> None:
+        world, before = host.world, host.world.calls.count(call)
+        gate = world.gate[call] = Gate()
+        standing.append((gate, asyncio.ensure_future(work)))
+        await settle(lambda: world.calls.count(call) >= before + times)
+        await gate.reached.wait()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        del world.gate[call]
+        world.open_guests.clear()
+        world.held.clear()
+        world.captured.clear()
+
+    yield kill_at
+    for gate, task in standing:  # whatever they do now, nobody looks
+        gate.open.set()
+        task.cancel()
+        await asyncio.wait({task})
 
 
 PAUSES = [("running", "pause", call) for call in ("Guest.freeze", "Machine.pause")]
@@ -199,9 +202,9 @@ WAKES = [
 
 
 @pytest.mark.parametrize(("state", "verb", "call"), [*PAUSES, *RESUMES, *HIBERNATIONS, *WAKES])
-async def test_killed_in_a_verb(host: Host, second: Host, state: str, verb: str, call: str) -> None:
+async def test_killed_in_a_verb(host: Host, second: Host, kill_at: Kill, state: str, verb: str, call: str) -> None:
     record = await sandbox_in(host, state)
-    killed = await kill_at(host, call, VERBS[verb](host, record.id))
+    await kill_at(call, VERBS[verb](host, record.id))
     host.world.frozen.clear()  # a guest thaws by itself
     if state == "paused" and verb == "resume":
         host.world.frozen.add(record.id)
@@ -209,17 +212,16 @@ async def test_killed_in_a_verb(host: Host, second: Host, state: str, verb: str,
     assert status(second, record.id) in {Status.RUNNING, Status.PAUSED, Status.HIBERNATED}, "nothing is lost"
     await works(second, record.id)
     await end(second)
-    await killed.bury()
 
 
 CAPTURES = ["Guest.freeze", "Machine.capture", "Machine.capture.sealed", "Machine.capture.cont", "Guest.thaw"]
 
 
 @pytest.mark.parametrize("call", [*CAPTURES, "Engine.launch", "Machine.restore", "Guest.renew"])
-async def test_killed_in_a_fork(host: Host, second: Host, call: str) -> None:
+async def test_killed_in_a_fork(host: Host, second: Host, kill_at: Kill, call: str) -> None:
     """The parent goes on over the layer it really writes to; nothing is left of children without a server."""
     parent = await host.create()
-    killed = await kill_at(host, call, host.forks.make("w", parent.id, ForkRequest(2)))
+    await kill_at(call, host.forks.make("w", parent.id, ForkRequest(2)), 1 if call in CAPTURES else 2)
     host.world.frozen.clear()
     await start(second)
     assert [record.id for record in second.access.list("w")] == [parent.id]
@@ -227,20 +229,18 @@ async def test_killed_in_a_fork(host: Host, second: Host, call: str) -> None:
     made = await second.forks.make("w", parent.id, ForkRequest(2))
     assert len(made.children) == 2
     await end(second)
-    await killed.bury()
 
 
 @pytest.mark.parametrize("call", CAPTURES)
-async def test_killed_while_a_snapshot_is_taken(host: Host, second: Host, call: str) -> None:
+async def test_killed_while_a_snapshot_is_taken(host: Host, second: Host, kill_at: Kill, call: str) -> None:
     record = await host.create()
-    killed = await kill_at(host, call, host.snapshots.take("w", record.id))
+    await kill_at(call, host.snapshots.take("w", record.id))
     host.world.frozen.clear()
     await start(second)
     assert second.snapshots.list("w") == []
     await second.snapshots.take("w", record.id)
     await works(second, record.id)
     await end(second)
-    await killed.bury()
 
 
 async def test_killed_while_the_memory_is_written(host: Host, second: Host) -> None:
