@@ -125,7 +125,9 @@ def test_names_and_clock(family: Api) -> None:
         shown.append(child.sh("hostname; cat /etc/hostname /etc/machine-id /proc/sys/kernel/random/uuid").splitlines())
         assert shown[-1][0] == shown[-1][1] == f"sb-{child.id[:12]}"
         assert len(shown[-1][2]) == 32
-        assert abs(float(child.sh("sleep 0.5; cat /dev/shm/now")) - time.time()) < 10, "running processes see it too"
+        child.sh("sleep 0.5")
+        told = until(lambda child=child: child.sh("cat /dev/shm/now"))  # it is empty for a moment now and then
+        assert abs(float(told) - time.time()) < 10, "running processes see it too"
     shown.append(parent.sh("hostname; cat /etc/hostname /etc/machine-id /proc/sys/kernel/random/uuid").splitlines())
     assert shown[-1][0] == f"sb-{parent.id[:12]}"
     for column in zip(*shown, strict=True):
@@ -184,7 +186,7 @@ def test_under_write_load(family: Api) -> None:
     """F26. What was acknowledged before the fork is in each child; databases and file systems are whole."""
     parent = family.create()
     with Writers(parent) as writers:
-        for _ in range(3):
+        for _ in range(2):
             acknowledged = writers.acknowledged
             child = parent.fork()
             writers.check(child, acknowledged)

@@ -16,7 +16,9 @@ from cloche_server.host import machine as host_machine
 
 KEYS = st.sampled_from("abcdef")
 SIZES = st.builds(Resources, st.just(1), st.sampled_from([128, 256, 4096]), st.sampled_from([1024, 8192]))
-STEPS = st.lists(st.tuples(st.sampled_from(["promise", "take_over", "fail", "release"]), KEYS, SIZES), max_size=40)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["promise", "take_over", "fail", "wake", "release"]), KEYS, SIZES), max_size=40
+)
 
 
 def ledger(**changes: object) -> Capacity:
@@ -55,6 +57,13 @@ def test_it_never_drifts(steps: list[tuple[str, str, Resources]]) -> None:
                 capacity.without_memory(key)
                 if key in model:
                     model[key] = (model[key][0], False)
+            elif verb == "wake" and key in model:
+                held, alive = model[key]
+                memory = sum(r.memory_mb + OVERHEAD_MB for k, (r, on) in model.items() if on and k != key)
+                disk = sum(r.disk_mb for r, _ in model.values())
+                fits = len(model) <= 4 and memory + held.memory_mb + OVERHEAD_MB <= 8192 and disk <= 20000
+                assert (capacity.try_memory(key) is None) == (alive or fits)
+                model[key] = (held, alive or fits)
             elif verb == "release":
                 capacity.release(key)
                 model.pop(key, None)
