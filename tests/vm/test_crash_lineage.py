@@ -26,13 +26,9 @@ USABLE = 40.0
 
 FORK = [
     "Layers.create:after",
-    "GuestClient.freeze:after",
     "qmp.stop:after",
-    "qmp.xen-save-devices-state:after",
     "qmp.blockdev-snapshot-sync:after",
     "SandboxStore.update:after",
-    "Creator._reserve:after",
-    "SandboxStore.insert:after",
     "QemuEngine._spawn:after",
     "GuestClient.renew:after",
     "SandboxStore.update:after:2",

@@ -24,7 +24,7 @@ def refused(box: Box, verb: str, **body: object) -> tuple[int, str]:
 
 def test_what_is_on_the_disk_is_kept_and_memory_is_not(family: Api, server: Server) -> None:
     box = family.create()
-    name = box.sh("hostname")
+    name = box.sh("hostname; cat /etc/machine-id")
     box.sh("echo disk > /root/f; echo memory > /dev/shm/m")
     assert move(box, "stop") == "stopped"
     assert box.id not in server.machines(), "a stopped sandbox has no process"
@@ -36,7 +36,9 @@ def test_what_is_on_the_disk_is_kept_and_memory_is_not(family: Api, server: Serv
     assert move(box, "start") == "running"
     assert move(box, "start") == "running", "it may be repeated"
     assert box.refresh()["boot_mode"] == "cold"
-    assert box.sh("cat /root/f; test -e /dev/shm/m || echo gone; hostname") == f"disk\ngone\n{name}"
+    assert (
+        box.sh("cat /root/f; test -e /dev/shm/m || echo gone; hostname; cat /etc/machine-id") == f"disk\ngone\n{name}"
+    )
     assert skew(box) < 1.0
     assert box.sh("dmesg | grep -ci 'ext4.*error' || true") == "0\n"
     # What was booted can do what a restored one can.

@@ -121,15 +121,18 @@ class Machines:
             slot.restored = True
             await slot.guest.connect(timeout=FIRST_ANSWER_TIMEOUT)
 
-    async def renew(self, slot: Slot, *, names: bool = True, warm: bool = False, thaw: bool = False) -> None:
+    async def renew(
+        self, slot: Slot, *, names: bool = True, booted: bool = False, warm: bool = False, thaw: bool = False
+    ) -> None:
         """Gives a restored machine its own clock, random numbers and, unless it is the one it was, `names`, before any
-        user code. `thaw`: it was captured with its commands frozen, and they go on afterwards."""
+        user code. `booted`: it comes from its own disk, where its machine-id is. `thaw`: it was captured with its
+        commands frozen, and they go on afterwards."""
         await slot.guest.renew(
             RenewRequest(
                 entropy=random_bytes(ENTROPY_BYTES),
                 time_now=True,
                 hostname=hostname(slot.id) if names else None,
-                machine_id=random_bytes(16).hex() if names else None,
+                machine_id=random_bytes(16).hex() if names and not booted else None,
                 warm=warm,
                 thaw=thaw,
             ),

@@ -118,7 +118,7 @@ class StopVerbs:
             await self._supervisor.move(entry, Event.START)
             slot = await self._machines.boot(meta, record.id, record.layer_id, record.resources)
             await slot.guest.connect(timeout=BOOT_TIMEOUT)
-            await self._machines.renew(slot)
+            await self._machines.renew(slot, booted=True)
         except BaseException as error:
             await asyncio.shield(self._not_started(entry, slot, error))
             raise
