@@ -48,8 +48,17 @@ SEMANTIC = {
 KEPT: set[str] = set()
 #: What puts the sandbox of all tests back into the state that the others need.
 UNDO = {"lineage_pause": "resume", "lineage_hibernate": "wake", "lineage_stop": "start"}
-#: Each of these boots a machine from its disk, which takes seconds.
-SLOW = {"lineage_stop", "lineage_start", "lineage_restart"}
+#: Each of these starts, saves or ends a machine, which takes seconds.
+SLOW = {
+    "lineage_stop",
+    "lineage_start",
+    "lineage_restart",
+    "lineage_fork",
+    "lineage_fork_tree",
+    "lineage_take_snapshot",
+    "lineage_hibernate",
+    "lineage_wake",
+}
 
 
 def closed(document: dict[str, Any]) -> dict[str, Any]:

@@ -54,10 +54,8 @@ WAKE = [
 ]
 #: With the state that is told afterwards.
 PAUSE = [
-    ("pause", "GuestClient.freeze:after", "running"),
     ("pause", "QemuMachine.pause:after", "running"),
     ("pause", "SandboxStore.update:after", "paused"),
-    ("resume", "QemuMachine.resume:after", "paused"),
     ("resume", "SandboxStore.update:after", "running"),
 ]
 
@@ -239,23 +237,15 @@ def test_three_kills_in_a_row_while_one_is_captured(subject: Subject) -> None:
 
 #: The newest machine dies at this moment of the verb; `parent`: that is the sandbox itself.
 MACHINE = [
-    ("fork", "GuestClient.freeze:after", True),
     ("fork", "qmp.stop:after", True),
-    ("fork", "qmp.xen-save-devices-state:after", True),
     ("fork", "qmp.blockdev-snapshot-sync:after", True),
-    ("fork", "Creator._reserve:after", True),
     ("fork", "QemuEngine._spawn:after", False),
-    ("fork", "QemuMachine.restore:before", False),
     ("fork", "GuestClient.renew:before", False),
-    ("snapshots", "qmp.xen-save-devices-state:after", True),
     ("snapshots", "saved.write:before", True),
-    ("hibernate", "GuestClient.freeze:after", True),
     ("hibernate", "qmp.xen-save-devices-state:after", True),
     ("hibernate", "QemuMachine.kill:before", True),
-    ("wake", "QemuEngine._spawn:after", True),
     ("wake", "sleep._use_up:before", True),
     ("wake", "GuestClient.renew:before", True),
-    ("pause", "GuestClient.freeze:after", True),
 ]
 
 
