@@ -53,6 +53,10 @@ _METADATA_QUERY = {
 }
 
 
+#: The states that can be waited for, as a pattern.
+_STATES = "|".join(sorted(one.value for one in LISTED))
+
+
 def check_ttl(ttl: int | None, settings: Settings) -> None:
     most = settings.max_ttl_seconds
     if ttl is not None and most and (ttl == 0 or ttl > most):
@@ -249,7 +253,10 @@ async def wait(
     services: ServicesDep,
     workspace: Workspace,
     status: Annotated[
-        str, Query(description="States, separated by commas.", json_schema_extra={"pattern": "^[a-z]+(,[a-z]+)*$"})
+        str,
+        Query(
+            description="States, separated by commas.", json_schema_extra={"pattern": f"^({_STATES})(,({_STATES}))*$"}
+        ),
     ] = "running",
     timeout: Annotated[float, Query(ge=0, le=600, description="Seconds.")] = 60,
 ) -> Response:
