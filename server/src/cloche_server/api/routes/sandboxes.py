@@ -53,8 +53,9 @@ _METADATA_QUERY = {
 }
 
 
-#: The states that can be waited for, as a pattern.
 _STATES = "|".join(sorted(one.value for one in LISTED))
+#: The states that can be waited for, one or several.
+_WAITED = f"^({_STATES})(,({_STATES}))*$"
 
 
 def check_ttl(ttl: int | None, settings: Settings) -> None:
@@ -254,9 +255,7 @@ async def wait(
     workspace: Workspace,
     status: Annotated[
         str,
-        Query(
-            description="States, separated by commas.", json_schema_extra={"pattern": f"^({_STATES})(,({_STATES}))*$"}
-        ),
+        Query(description="States, separated by commas.", json_schema_extra={"pattern": _WAITED}),
     ] = "running",
     timeout: Annotated[float, Query(ge=0, le=600, description="Seconds.")] = 60,
 ) -> Response:
