@@ -85,6 +85,8 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str) -
                     parameter["schema"] = {"type": "string", "enum": values[parameter["name"]]}
                 if path.endswith("/logs") and parameter["name"] == "follow":
                     parameter["schema"] = {"type": "string", "enum": ["0", "false", ""]}
+                if path.endswith("/wait") and parameter["name"] == "timeout":
+                    parameter["schema"] = {"type": "number", "minimum": 0, "maximum": 0.2}
     create = found["components"]["schemas"]["CreateBody"]["properties"]
     for name, allowed in {"cpus": [1], "cpu": [1], "vcpus": [1], "memory_mb": [256], "disk_mb": [4096, 5000]}.items():
         create[name] = {"enum": [*allowed, None]}
