@@ -214,7 +214,7 @@ class Creator:
         if meta is None:
             model = self._catalog.newest(family)
             assert model is not None, "a family has at least one baked template"
-            self._check_room(replace(resources, disk_mb=resources.disk_mb or model.template.disk_mb))
+            self.check_room(replace(resources, disk_mb=resources.disk_mb or model.template.disk_mb))
             # A size that nobody has used yet: baked once, kept for all who follow.
             meta = await self._baker.bake_like(model, shape, lambda text: _log.info("bake.progress", text=text))
         if not self._catalog.checked(meta):
@@ -222,10 +222,6 @@ class Creator:
         return meta
 
     def check_room(self, resources: Resources) -> None:
-        """Raises `capacity.unavailable` when not even one more of this size fits."""
-        self._check_room(resources)
-
-    def _check_room(self, resources: Resources) -> None:
         """Raises `capacity.unavailable` for what would not fit even if the pools gave way."""
         refusal = self._capacity.refusal(resources, self._pools.promised())
         if refusal is not None:
@@ -257,7 +253,7 @@ class Creator:
             self._capacity.take_over(slot.id, Resources(*_slot_size(slot)))
             self._pools.put_back(slot)
             raise refused(refusal)
-        self._check_room(work.resources)
+        self.check_room(work.resources)
         key = self._machines.new_id()
         refusal = self._capacity.try_promise(key, work.resources)
         while refusal is not None and await self._pools.give_up_one():

@@ -134,10 +134,6 @@ async def wake(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspac
     return json_response({"status": record.status.value})
 
 
-async def _stop_body(request: Request) -> StopBody:
-    return await read_model(request, StopBody)
-
-
 @router.post(
     "/sandboxes/{sandbox_id}/stop",
     response_model=StatusAnswer,
@@ -147,7 +143,7 @@ async def _stop_body(request: Request) -> StopBody:
 )
 async def stop(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
     """A stopped sandbox is left as it is. 504 when the guest takes too long: it was not killed, and may still end."""
-    body = await _stop_body(request)
+    body = await read_model(request, StopBody)
     record = await services.power.stop(workspace, sandbox_id, body.timeout_seconds, force=body.force)
     return json_response({"status": record.status.value})
 
@@ -172,7 +168,7 @@ async def start(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspa
     summary="Stop and start",
 )
 async def restart(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
-    body = await _stop_body(request)
+    body = await read_model(request, StopBody)
     record = await services.power.restart(workspace, sandbox_id, body.timeout_seconds, force=body.force)
     return json_response({"status": record.status.value})
 
