@@ -118,13 +118,14 @@ def test_a_damaged_database(with_box: Server, damage: Callable[[Server], None]) 
 
 def test_a_newer_database(with_box: Server) -> None:
     connection = sqlite3.connect(with_box.data / "cloche.db")
+    (current,) = connection.execute("PRAGMA user_version").fetchone()
     connection.execute("PRAGMA user_version = 999")
     connection.commit()
     said = serve(with_box)
     assert "999" in said
     assert "newer" in said
     assert len(with_box.machines()) == 1
-    connection.execute("PRAGMA user_version = 1")
+    connection.execute(f"PRAGMA user_version = {current}")
     connection.commit()
     connection.close()
     goes_on(with_box)
