@@ -64,6 +64,8 @@ class Supervisor:
         self._tasks: set[asyncio.Task[None]] = set()
         #: Does the idle action of a sandbox, inside its task; set once, by what knows how.
         self.on_idle: Callable[[Entry], Awaitable[None]] | None = None
+        #: Told of every move after it was made: what happened, and the state before. They neither wait nor raise.
+        self.observers: list[Callable[[Entry, Event, Status], None]] = []
 
     def get(self, sandbox_id: str) -> Entry | None:
         return self._entries.get(sandbox_id)
@@ -374,6 +376,8 @@ class Supervisor:
             reason=entry.record.termination.reason.value if entry.record.termination else None,
         )
         self._gauge()
+        for observer in self.observers:
+            observer(entry, event, before)
 
     async def _write(self, entry: Entry, record: Sandbox) -> None:
         record = replace(record, version=entry.record.version + 1)
