@@ -162,6 +162,8 @@ class FakeMachine:
             self.runs = ran
             raise
         self.runs = ran and goes_on
+        if not memory:
+            return Captured(b"", None, 1.0)
         self._world.captured.append(Pages([(1, 2)], memoryview(bytearray(b"m" * 2 * PAGE))))
         return Captured(b"device state", self._world.captured[-1], 1.0)
 
@@ -233,6 +235,8 @@ class FakeEngine:
         self, machine_id: str, directory: Path, files: BootFiles, shape: Shape, memory: Path, disk: Path
     ) -> FakeMachine:
         await self.world.pass_by("Engine.boot")
+        missing = missing_layers(disk)
+        assert missing == [], f"the disk of {machine_id} lies over {missing}"
         directory.mkdir(parents=True, exist_ok=True)
         machine = FakeMachine(self.world, machine_id, directory, ProcessRef(next(self.world.pids), 1))
         machine.disk = disk
@@ -274,6 +278,12 @@ class FakeGuest:
         self.world.renewals.append((self._name, request))
         if getattr(request, "thaw", False):
             self.world.frozen.discard(self._name)
+
+    async def quiesce(self, *, timeout: float = 120.0) -> None:
+        await self.world.pass_by("Guest.quiesce")
+        machine = self.world.alive.get(self._name)
+        if machine is None or not machine.runs:
+            raise ClocheError("sandbox.unreachable", "The agent in the sandbox cannot be reached.")
 
     async def shutdown(self, grace_ms: int = 5000, *, timeout: float = 30.0) -> None:
         """The guest ends as soon as the loop turns, unless the world says that it hangs."""

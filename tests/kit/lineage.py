@@ -33,10 +33,16 @@ class Lineage:
             self.api.made.pop(deleted, None)
         return dict(answer)
 
-    def snapshot(self, name: str | None = None) -> str:
+    def snapshot(self, name: str | None = None, **body: Any) -> str:
         """Takes one; its id."""
-        body = {} if name is None else {"name": name}
-        return str(self.api.call("POST", f"{self.path}/snapshots", json=body)["id"])
+        named = {} if name is None else {"name": name}
+        return str(self.api.call("POST", f"{self.path}/snapshots", json={**named, **body})["id"])
+
+    def restore(self, snapshot: str | None = None) -> dict[str, Any]:
+        """Back to a snapshot, or to the last one; what the sandbox is afterwards."""
+        body = {} if snapshot is None else {"snapshot_id": snapshot}
+        answer: dict[str, Any] = self.api.call("POST", f"{self.path}/restore", json=body)
+        return answer
 
     def pause(self) -> None:
         self.api.call("POST", f"{self.path}/pause")

@@ -52,6 +52,15 @@ WAKE = [
     "GuestClient.renew:after",
     "SandboxStore.update:after:2",
 ]
+RESTORE = [
+    "Layers.create:after",
+    "SandboxStore.update:after",
+    "QemuMachine.kill:before",
+    "Machines.release_layer:after",
+    "QemuEngine._spawn:after",
+    "GuestClient.renew:after",
+    "SandboxStore.update:after:2",
+]
 #: With the state that is told afterwards.
 PAUSE = [
     ("pause", "QemuMachine.pause:after", "running"),
@@ -198,6 +207,25 @@ def test_kill_in_a_wake(subject: Subject, moment: str) -> None:
     assert subject.box.status() == ("running" if woken else "hibernated")
     subject.whole()
     assert skew(subject.box) < 1.0
+    truth.check(subject.server)
+
+
+@pytest.mark.parametrize("moment", RESTORE)
+def test_kill_in_a_restore(subject: Subject, moment: str) -> None:
+    """It was not begun, or is over, or the sandbox has failed and can be taken back once more."""
+    snapshot = subject.box.snapshot()
+    subject.box.sh("echo later > /root/f; sync")
+    subject.dies(moment, lambda box: box.restore(snapshot))
+    if moment == "Layers.create:after":
+        assert subject.box.sh("cat /root/f") == "later\n"
+    elif moment == "SandboxStore.update:after:2":
+        subject.whole()
+    else:
+        assert subject.box.status() == "failed"
+    subject.box.restore(snapshot)
+    subject.whole()
+    assert skew(subject.box) < 1.0
+    subject.server.api.call("DELETE", f"/v1/snapshots/{snapshot}")
     truth.check(subject.server)
 
 

@@ -21,7 +21,7 @@ from kit.writers import Writers
 
 FIELDS = {
     "id", "sandbox_id", "name", "workspace", "template", "template_resolved", "template_id", "cpus", "memory_mb",
-    "disk_mb", "memory", "metadata", "size_bytes", "created_at",
+    "disk_mb", "memory", "metadata", "size_bytes", "disk_bytes", "created_at",
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from cloche_server.app.machines import Machines
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.pools import Pools
 from cloche_server.app.reconcile import Reconciler
+from cloche_server.app.restore import Restores
 from cloche_server.app.services import Services
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
@@ -165,6 +166,7 @@ class _Parts:
         capturer = Capturer(self.supervisor, machines, self.catalog)
         shape = Shape(settings.default_cpus, settings.default_memory_mb)
         self.upkeep = Upkeep(settings, self.catalog, self.pools, engine.fingerprint, shape, store, idempotency, clock)
+        taken = Snapshots(access, self.supervisor, capturer, machines, snapshots, clock)
         self.services = Services(
             settings=settings,
             clock=clock,
@@ -176,7 +178,8 @@ class _Parts:
             sleep=SleepVerbs(access, self.supervisor, machines, capturer, capacity, clock),
             power=StopVerbs(access, self.supervisor, machines, self.catalog, capacity, clock),
             forks=Forks(access, self.supervisor, capturer, creator, machines, lifecycle),
-            snapshots=Snapshots(access, self.supervisor, capturer, machines, snapshots, clock),
+            snapshots=taken,
+            restores=Restores(access, self.supervisor, machines, taken, self.catalog, capacity, clock),
             execs=Execs(access),
             files=Files(access),
             consoles=Consoles(access, settings.data / "sandboxes"),

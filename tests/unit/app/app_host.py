@@ -20,11 +20,13 @@ from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
 from cloche_server.app.pools import Pools
 from cloche_server.app.reconcile import Reconciler
+from cloche_server.app.restore import Restores
 from cloche_server.app.sleep import STATE, SleepVerbs
 from cloche_server.app.snapshots import Snapshots
+from cloche_server.app.stop import StopVerbs
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.lifecycle import Status
+from cloche_server.core.lifecycle import DEADLINES, Status
 from cloche_server.core.ports import BootFiles
 from cloche_server.core.records import ExecDefaults, Sandbox
 from cloche_server.settings import Settings
@@ -36,6 +38,7 @@ from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.tokens import IdempotencyStore
 from kit.fake_engine import FakeClock, FakeEngine, World, is_open, missing_layers, template
 
+HALF_WAY = frozenset(DEADLINES)
 #: States with a machine.
 AWAKE = {Status.RUNNING, Status.PAUSED}
 
@@ -56,6 +59,12 @@ class FakeCatalog:
 
     def get(self, template_id: str) -> TemplateMeta | None:
         return self.meta if template_id == self.meta.template.id else None
+
+    def existing(self, template_id: str) -> TemplateMeta:
+        meta = self.get(template_id)
+        if meta is None:
+            raise ClocheError("template.corrupt", f"the template {template_id} is not there any more")
+        return meta
 
     def checked(self, meta: TemplateMeta) -> bool:
         return True
@@ -84,6 +93,8 @@ class Host:
     sleep: SleepVerbs
     forks: Forks
     snapshots: Snapshots
+    power: StopVerbs
+    restores: Restores
 
     async def create(self, **options: Any) -> Sandbox:
         return await self.creator.create(CreateRequest("w", **options))
@@ -149,7 +160,7 @@ class Host:
                 found.append("another machine would go on from its old memory")
         elif machine is not None or record.process is not None:
             found.append("has a process")
-        if record.status in {Status.HIBERNATING, Status.WAKING, Status.CREATING, Status.DELETING}:
+        if record.status in HALF_WAY:
             found.append("nobody moves it on")
         if record.status is Status.HIBERNATED and not saved_memory:
             found.append("its memory is gone")
@@ -210,10 +221,13 @@ def assemble(data: Path, database: Database, world: World, crew: Crew, **changes
     capturer = Capturer(supervisor, machines, catalog)
     sleep = SleepVerbs(access, supervisor, machines, capturer, capacity, clock)
     forks = Forks(access, supervisor, capturer, creator, machines, lifecycle)
+    taken = Snapshots(access, supervisor, capturer, machines, snapshots, clock)
     return Host(
         world, root, database, store, clock, capacity, machines, pools, supervisor, creator, access, lifecycle, creates,
         reconciler, snapshots, capturer, sleep, forks,
-        Snapshots(access, supervisor, capturer, machines, snapshots, clock),
+        taken,
+        StopVerbs(access, supervisor, machines, catalog, capacity, clock),
+        Restores(access, supervisor, machines, taken, catalog, capacity, clock),
     )  # fmt: skip
 
 

@@ -27,6 +27,8 @@ async def sandbox_in(host: Host, state: str, **options: Any) -> Sandbox:
         return await host.sleep.pause("w", record.id)
     if state == "hibernated":
         return await host.sleep.hibernate("w", record.id)
+    if state == "stopped":
+        return await host.power.stop("w", record.id, 5)
     if state == "failed":
         host.world.alive[record.id].die(MachineExit(signal="SIGKILL"))
         await settle(lambda: status(host, record.id) is Status.FAILED)

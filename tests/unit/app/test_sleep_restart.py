@@ -86,6 +86,28 @@ async def test_half_way(host: Host, second: Host, half_way: Status, memory: bool
     await end(second)
 
 
+@pytest.mark.parametrize("alive", [True, False])
+@pytest.mark.parametrize("memory", [True, False])
+async def test_half_way_back_to_a_snapshot(host: Host, second: Host, memory: bool, alive: bool) -> None:
+    """It has failed: its old machine and its saved memory belong to another disk than the one it has now."""
+    record = await sandbox_in(host, "hibernated" if memory else "running")
+    made = await host.snapshots.take("w", (await host.create()).id)
+    await leave(host)
+    if not memory and not alive:
+        host.world.alive[record.id].die()
+    layers, template = host.machines.layers, host.creator._catalog.existing(record.template_id).template
+    layers.create("of-the-snapshot", template, made.layer_id)
+    changes = {"layer_id": "of-the-snapshot", "status": Status.RESTORING, "version": record.version + 1}
+    await host.store.update(replace(record, **changes))
+    await start(second)
+    assert status(second, record.id) is Status.FAILED
+    assert record.id not in second.world.alive
+    done = await second.restores.restore("w", record.id, made.id)
+    assert done.status is Status.RUNNING
+    await works(second, record.id)
+    await end(second)
+
+
 @pytest.mark.parametrize("state", ["running", "paused"])
 @pytest.mark.parametrize("runs", [True, False])
 async def test_what_stands_still_and_what_runs(host: Host, second: Host, state: str, runs: bool) -> None:

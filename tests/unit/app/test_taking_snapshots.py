@@ -84,11 +84,51 @@ async def test_the_sandbox_is_afterwards_as_it_was(host: Host, state: str) -> No
     await end(host)
 
 
-async def test_a_failed_one_is_not_taken(host: Host) -> None:
-    record = await sandbox_in(host, "failed")
+@pytest.mark.parametrize("state", ["running", "paused", "hibernated", "stopped", "failed"])
+async def test_without_memory(host: Host, state: str) -> None:
+    """Of a sandbox at rest that is all there is; of the others it is what was asked for."""
+    record = await sandbox_in(host, state)
+    at_rest = state in {"stopped", "failed"}
+    made = await host.snapshots.take("w", record.id, memory=None if at_rest else False)
+    assert (made.memory, made.cold) == (False, True)
+    assert {path.name for path in (host.catalog.root / made.id).iterdir()} == {"meta.json"}
+    assert status(host, record.id) is (Status.RUNNING if state == "hibernated" else Status(state))
+    assert await host.untrue() == []
+    child = await create_from(host, made.id, cold=made.cold)
+    assert (child.boot_mode, child.cold) == (BootMode.COLD, True)
+    again = await host.snapshots.take("w", child.id)
+    assert again.memory
+    assert (await create_from(host, again.id, cold=again.cold)).boot_mode is BootMode.SNAPSHOT
+    await end(host)
+
+
+@pytest.mark.parametrize("state", ["stopped", "failed"])
+async def test_memory_of_one_that_has_none(host: Host, state: str) -> None:
+    record = await sandbox_in(host, state)
     with pytest.raises(ClocheError) as told:
-        await host.snapshots.take("w", record.id)
+        await host.snapshots.take("w", record.id, memory=True)
     assert told.value.code == "sandbox.invalid_state"
+    await end(host)
+
+
+@pytest.mark.parametrize("state", ["running", "paused"])
+@pytest.mark.parametrize("call", ["Guest.quiesce", *OF_SANDBOX, "Machine.resume", "Machine.pause"])
+async def test_a_disk_that_cannot_be_taken(host: Host, state: str, call: str) -> None:
+    record = await sandbox_in(host, state)
+    host.world.fault[call] = ClocheError("sandbox.unreachable", "x")
+    host.world.calls.clear()
+    done = await asyncio.gather(host.snapshots.take("w", record.id, memory=False), return_exceptions=True)
+    if isinstance(done[0], BaseException):
+        assert isinstance(done[0], ClocheError)
+        assert done[0].code in {"sandbox.capture_failed", "sandbox.unreachable"}
+        assert host.snapshots.list("w") == []
+    else:
+        assert call not in host.world.calls
+    host.world.fault.clear()
+    if call == "Machine.pause" and state == "paused":
+        await host.sleep.pause("w", record.id)
+        host.world.alive[record.id].runs = False  # it could not be told to stand still
+    assert await host.untrue() == []
     await end(host)
 
 
@@ -231,7 +271,8 @@ async def test_a_layer_that_is_gone(host: Host) -> None:
     path.unlink()
     with pytest.raises(ClocheError) as told:
         await create_from(host, made.id)
-    assert told.value.code == "template.corrupt"
+    assert told.value.code == "snapshot.corrupt"
+    assert await host.snapshots.verify("w", made.id) == (f"its disk layer {made.layer_id} has changed or is missing",)
     path.write_bytes(raw)
     await create_from(host, made.id)
     await end(host)
@@ -275,7 +316,7 @@ async def test_removed_while_a_create_from_it_runs(host: Host, call: str) -> Non
     if call == "Guest.renew":
         assert isinstance(done[0], Sandbox)
     else:
-        assert isinstance(done[0], Sandbox) or done[0].code == "sandbox.boot_failed"  # type: ignore[union-attr]
+        assert isinstance(done[0], Sandbox) or done[0].code == "snapshot.not_found"  # type: ignore[union-attr]
     assert host.snapshots.list("w") == []
     await end(host)
 

@@ -322,8 +322,20 @@ def snapshot_info(data: Json) -> models.SnapshotInfo:
         memory=bool(data.get("memory", True)),
         metadata=dict(data.get("metadata") or {}),
         size_bytes=int(data.get("size_bytes") or 0),
+        disk_bytes=int(data.get("disk_bytes") or 0),
         parent_snapshot_id=data.get("parent_snapshot_id"),
         created_at=timestamp(data.get("created_at")),
+        raw=data,
+    )
+
+
+def lineage(data: Json) -> models.SnapshotLineage:
+    """Where a snapshot comes from."""
+    return models.SnapshotLineage(
+        ancestors=[snapshot_info(one) for one in records(required(data, "ancestors"))],
+        children=[snapshot_info(one) for one in records(required(data, "children"))],
+        sandboxes=[str(one) for one in data.get("sandboxes") or ()],
+        missing_ancestor_id=data.get("missing_ancestor_id"),
         raw=data,
     )
 

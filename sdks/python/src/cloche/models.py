@@ -270,7 +270,8 @@ class Promotion:
 class SnapshotInfo:
     """A snapshot as the server describes it. `raw` holds the whole answer.
 
-    `size_bytes` is that of memory and device state; the disk is in layers that others share.
+    `memory`: it holds memory and processes; else the disk only. `size_bytes` is that of memory and device state,
+    `disk_bytes` that of all its disk layers, which others may share.
     """
 
     id: str
@@ -285,8 +286,22 @@ class SnapshotInfo:
     memory: bool = True
     metadata: Mapping[str, str] = field(default_factory=dict)
     size_bytes: int = 0
+    disk_bytes: int = 0
     parent_snapshot_id: str | None = None
     created_at: datetime | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotLineage:
+    """`ancestors`: nearest first. `missing_ancestor_id`: the one above the last of them, which was deleted. `children`
+    were taken next, of what went on from it; `sandboxes`: ids of the living that have gone on from it. `raw` holds the
+    whole answer."""
+
+    ancestors: Sequence[SnapshotInfo]
+    children: Sequence[SnapshotInfo]
+    sandboxes: Sequence[str]
+    missing_ancestor_id: str | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 

@@ -226,6 +226,20 @@ async def test_snapshots(fake: FakeCloche) -> None:
         await AsyncSnapshot.get(first.id)
 
 
+async def test_checkpoints(fake: FakeCloche) -> None:
+    sandbox = await AsyncSandbox.create()
+    first, second = await sandbox.snapshot(), await sandbox.snapshot(memory=False)
+    assert (second.info.memory, second.info.disk_bytes) == (False, 2000)
+    await sandbox.restore(first)
+    assert (fake.bodies[-1], sandbox.info.raw["checkpoint_id"]) == ({"snapshot_id": first.id}, first.id)
+    await sandbox.restore()
+    assert (fake.bodies[-1], sandbox.info.raw["checkpoint_id"]) == ({}, second.id)
+    assert await first.verify() == ["its file dev has changed"]
+    lineage = await first.lineage()
+    assert ([one.id for one in lineage.ancestors], lineage.children) == ([second.id], [])
+    assert (lineage.sandboxes, lineage.missing_ancestor_id) == (["a"], "gone")
+
+
 async def test_create_from_a_snapshot(fake: FakeCloche) -> None:
     snapshot = await (await AsyncSandbox.create()).snapshot()
     made = await AsyncSandbox.create(from_snapshot=snapshot, env={"A": "1"})

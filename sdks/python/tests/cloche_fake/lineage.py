@@ -20,7 +20,7 @@ MOVES = {
     "hibernate": ("hibernated", 200),
     "wake": ("running", 200),
 }
-VERBS = {*MOVES, "fork-tree", "promote", "snapshots", "wait"}
+VERBS = {*MOVES, "fork-tree", "promote", "restore", "snapshots", "wait"}
 
 
 class Lineage:
@@ -46,6 +46,9 @@ class Lineage:
             await reply.json(201, self._fork(sandbox, body))
         elif verb == "promote":
             await self._promote(sandbox, body, reply)
+        elif verb == "restore":
+            sandbox["checkpoint_id"] = body.get("snapshot_id") or next(reversed(self.snapshots))
+            await reply.json(200, sandbox)
         else:
             await reply.json(201, self._take(sandbox, body))
 
@@ -57,6 +60,12 @@ class Lineage:
             await reply.json(200, {"snapshots": found[::-1]})
         elif parts[0] not in self.snapshots:
             await reply.error(404, "snapshot.not_found", "there is no such snapshot")
+        elif parts[1:] == ["verify"]:
+            await reply.json(200, {"id": parts[0], "ok": False, "problems": ["its file dev has changed"]})
+        elif parts[1:] == ["lineage"]:
+            others = [one for name, one in self.snapshots.items() if name != parts[0]]
+            shown = {"snapshot": self.snapshots[parts[0]], "ancestors": others, "children": [], "sandboxes": ["a"]}
+            await reply.json(200, {**shown, "missing_ancestor_id": "gone"})
         elif request.method == "DELETE":
             del self.snapshots[parts[0]]
             await reply.send(204)
@@ -102,10 +111,11 @@ class Lineage:
         made = {
             "id": f"sn{next(self._numbers)}",
             "sandbox_id": sandbox["id"],
+            "memory": True,
             **body,
             **{name: sandbox[name] for name in kept},
-            "memory": True,
             "size_bytes": 1000,
+            "disk_bytes": 2000,
             "created_at": "2025-01-02T03:04:05Z",
             "a_field_of_the_future": 1,
         }

@@ -229,6 +229,20 @@ def test_snapshots(fake: FakeCloche) -> None:
         Snapshot.get(first.id)
 
 
+def test_checkpoints(fake: FakeCloche) -> None:
+    sandbox = Sandbox.create()
+    first, second = sandbox.snapshot(), sandbox.snapshot(memory=False)
+    assert (second.info.memory, second.info.disk_bytes) == (False, 2000)
+    sandbox.restore(first)
+    assert (fake.bodies[-1], sandbox.info.raw["checkpoint_id"]) == ({"snapshot_id": first.id}, first.id)
+    sandbox.restore()
+    assert (fake.bodies[-1], sandbox.info.raw["checkpoint_id"]) == ({}, second.id)
+    assert first.verify() == ["its file dev has changed"]
+    lineage = first.lineage()
+    assert ([one.id for one in lineage.ancestors], lineage.children) == ([second.id], [])
+    assert (lineage.sandboxes, lineage.missing_ancestor_id) == (["a"], "gone")
+
+
 def test_create_from_a_snapshot(fake: FakeCloche) -> None:
     snapshot =  (Sandbox.create()).snapshot()
     made = Sandbox.create(from_snapshot=snapshot, env={"A": "1"})

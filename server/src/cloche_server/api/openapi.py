@@ -28,6 +28,7 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_lineage.ForkBody,
     wire_lineage.ForkTreeBody,
     wire_lineage.PromoteBody,
+    wire_lineage.RestoreBody,
     wire_lineage.SnapshotBody,
     wire_lineage.StopBody,
 )
@@ -44,7 +45,8 @@ _EVERYWHERE: Final = (405, 431)
 _BELOW_V1: Final = (401, 503)
 TAGS: Final = (
     ("sandboxes", "Create, find, change and delete sandboxes."),
-    ("lineage", "Forks, snapshots, pause and hibernation."),
+    ("lineage", "Forks, pause and hibernation, stop and start."),
+    ("snapshots", "What a sandbox was at one moment, and what goes on from it."),
     ("exec", "Run commands in a sandbox."),
     ("files", "Read and write files in a sandbox."),
     ("templates", "What sandboxes are made from."),

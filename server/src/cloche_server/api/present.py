@@ -55,6 +55,8 @@ def sandbox(record: Sandbox) -> dict[str, Any]:
         body["fork_tree_id"] = record.fork_tree_id
     if record.snapshot_id is not None:
         body["from_snapshot"] = record.snapshot_id
+    if record.checkpoint_id is not None:
+        body["checkpoint_id"] = record.checkpoint_id
     if record.started_at is not None:
         body["started_at"] = rfc3339(record.started_at)
     if record.expires_at is not None:
@@ -84,7 +86,7 @@ def fork_tree(parent_id: str, made: Any, at: float) -> dict[str, Any]:
     return body
 
 
-def snapshot(one: Any) -> dict[str, Any]:
+def snapshot(one: Any, disk_bytes: int) -> dict[str, Any]:
     return without_none(
         {
             "id": one.id,
@@ -97,9 +99,10 @@ def snapshot(one: Any) -> dict[str, Any]:
             "cpus": one.shape.cpus,
             "memory_mb": one.shape.memory_mb,
             "disk_mb": one.disk_mb,
-            "memory": True,
+            "memory": one.memory,
             "metadata": {k: v for k, v in one.metadata.items() if not k.startswith(SECRET_METADATA_PREFIX)},
             "size_bytes": one.size_bytes,
+            "disk_bytes": disk_bytes,
             "parent_snapshot_id": one.parent_snapshot_id,
             "created_at": rfc3339(one.created_at),
         }

@@ -229,6 +229,7 @@ class SandboxAnswer(BaseModel):
     parent_id: str | None = Field(None, description="The sandbox it was forked from.")
     fork_tree_id: str | None = Field(None, description="Children of one fork share it.")
     from_snapshot: str | None = Field(None, description="The snapshot it continued from.")
+    checkpoint_id: str | None = Field(None, description="The snapshot last taken of it, or that it last went on from.")
 
 
 class LifecycleAnswer(BaseModel):

@@ -38,6 +38,17 @@ class StopBody(Wire):
 
 class SnapshotBody(Wire):
     name: ShortText | None = Field(None, description="For people; need not be unique.")
+    memory: StrictBool | None = Field(
+        None,
+        description="With memory and processes, or the disk only, from which a sandbox boots. Default: true, and false "
+        "for a sandbox that is stopped or has failed.",
+    )
+
+
+class RestoreBody(Wire):
+    snapshot_id: ShortText | None = Field(
+        None, description="Default: the snapshot that was last taken of the sandbox, or that it last went on from."
+    )
 
 
 class ForkError(BaseModel):
@@ -87,8 +98,23 @@ class SnapshotAnswer(BaseModel):
     memory: bool = Field(description="It holds memory and processes, not only the disk.")
     metadata: dict[str, str]
     size_bytes: int = Field(description="Of memory and device state; the disk is in layers that others share.")
+    disk_bytes: int = Field(description="What all its disk layers take on the host; others may share them.")
     parent_snapshot_id: str | None = None
     created_at: str
+
+
+class VerifyAnswer(BaseModel):
+    id: str
+    ok: bool
+    problems: list[str] = Field(description="What is not as it was written; empty when all is well.")
+
+
+class LineageAnswer(BaseModel):
+    snapshot: SnapshotAnswer
+    ancestors: list[SnapshotAnswer] = Field(description="What it was taken over, nearest first.")
+    missing_ancestor_id: str | None = Field(None, description="The one above the last of them, which was deleted.")
+    children: list[SnapshotAnswer] = Field(description="Snapshots that were taken next, of what went on from it.")
+    sandboxes: list[str] = Field(description="Living sandboxes that have gone on from it and no later snapshot.")
 
 
 class SnapshotList(BaseModel):

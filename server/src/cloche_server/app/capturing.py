@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Final
 
@@ -18,7 +18,7 @@ from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
 from cloche_server.core.lifecycle import Event, Status
-from cloche_server.core.ports import BakedTemplate, Captured
+from cloche_server.core.ports import BakedTemplate, BootFiles, Captured
 from cloche_server.core.records import Sandbox
 from cloche_server.host.clock import random_bytes
 from cloche_server.storage.templates import TemplateCatalog
@@ -46,10 +46,14 @@ class Capturer:
 
     def template_by_id(self, template_id: str) -> BakedTemplate:
         """Raises `template.corrupt`."""
-        meta = self._catalog.get(template_id)
-        if meta is None:
-            raise ClocheError("template.corrupt", f"the template {template_id} is not there any more")
-        return meta.template
+        return self._catalog.existing(template_id).template
+
+    def has_template(self, template_id: str) -> bool:
+        return self._catalog.get(template_id) is not None
+
+    def boot_files(self, template_id: str) -> BootFiles:
+        """What a machine over the disk of this template boots from. Raises `template.corrupt`."""
+        return self._catalog.existing(template_id).boot
 
     async def zeros(self, record: Sandbox) -> Path | None:
         """The file of zeros that the memory of a sandbox differs from; None when it is that of its template."""
@@ -57,25 +61,31 @@ class Capturer:
             return None
         return await asyncio.to_thread(self._machines.layers.zero_memory, record.resources.memory_mb)
 
-    async def sealed(self, entry: Entry, *, event: Event) -> tuple[Captured, str]:
-        """Memory and disk of a running or paused sandbox, which goes on over a fresh layer. The sealed layer is held
-        once for the caller, who has to release it. `event` is what is told when the state does not allow it."""
-        record = entry.record
-        if record.status not in {Status.RUNNING, Status.PAUSED} or entry.machine is None:
+    async def sealed(self, entry: Entry, *, event: Event, memory: bool = True) -> tuple[Captured, str]:
+        """Disk and, with `memory`, memory of a running or paused sandbox, which goes on over a fresh layer; without
+        `memory` also of one at rest. The sealed layer is held once for the caller, who has to release it. `event` is
+        what is told when the state does not allow it."""
+        record, machine = entry.record, entry.machine
+        at_rest = not memory and record.status in {Status.STOPPED, Status.FAILED}
+        if not at_rest and (record.status not in {Status.RUNNING, Status.PAUSED} or machine is None):
             raise illegal(record, event)
         if not record.layer_id:
             raise ClocheError("sandbox.capture_failed", f"the sandbox {record.id} was made before disks had layers")
         layers, old = self._machines.layers, record.layer_id
         new = id_from_random(random_bytes(16))
         path = await asyncio.to_thread(layers.create, new, self.template(entry), old)
+
+        def recorded() -> Awaitable[None]:
+            return self._supervisor.amend(entry, layer_id=new)
+
         try:
-            async with self.frozen(entry):
-                captured = await entry.machine.capture(
-                    memory=True,
-                    new_layer=path,
-                    recorded=lambda: self._supervisor.set_layer(entry, new),
-                    goes_on=True,
-                )
+            if at_rest or machine is None:
+                await recorded()
+                return Captured(b"", None, 0.0), old
+            if not memory:
+                await self._written_out(entry)
+            async with self.frozen(entry, disk=not memory):
+                captured = await machine.capture(memory=memory, new_layer=path, recorded=recorded, goes_on=True)
         except BaseException:
             await asyncio.shield(self._settle(entry, old, new))
             raise
@@ -89,28 +99,47 @@ class Capturer:
             if entry.machine is not None:
                 used = (await entry.machine.active_layer()).name == self._machines.layers.path(new).name
         if used and entry.record.layer_id != new:
-            await self._supervisor.set_layer(entry, new)
+            await self._supervisor.amend(entry, layer_id=new)
         await self._machines.release_layer(old if used else new)
 
+    async def _written_out(self, entry: Entry) -> None:
+        """All that its guest has in memory for the disk is on the disk. The commands of a paused sandbox stay frozen
+        while its vCPUs run for that."""
+        assert entry.machine is not None
+        assert entry.guest is not None
+        paused = entry.record.status is Status.PAUSED
+        try:
+            if paused:
+                await entry.machine.resume()
+            try:
+                await entry.guest.quiesce()
+            finally:
+                if paused:
+                    await asyncio.shield(entry.machine.pause())
+        except ClocheError as error:
+            raise ClocheError(
+                "sandbox.capture_failed", f"the disk of the sandbox could not be brought up to date: {error.message}"
+            ) from error
+
     @contextlib.asynccontextmanager
-    async def frozen(self, entry: Entry) -> AsyncIterator[None]:
-        """While its commands are frozen. Those of a paused sandbox are frozen already."""
+    async def frozen(self, entry: Entry, *, disk: bool = False) -> AsyncIterator[None]:
+        """While its commands, and with `disk` its file system, are frozen. Those of a paused sandbox are already."""
         guest = entry.guest
         if entry.record.status is Status.PAUSED or guest is None:
             yield
             return
-        await self.freeze(entry)
+        await self.freeze(entry, disk=disk)
         try:
             yield
         finally:
             if entry.machine is not None and entry.guest is guest:
                 await asyncio.shield(self.thaw(entry))
 
-    async def freeze(self, entry: Entry) -> None:
+    async def freeze(self, entry: Entry, *, disk: bool = False) -> None:
         """Raises `sandbox.capture_failed`, `sandbox.unreachable`."""
         assert entry.guest is not None
         try:
-            await entry.guest.freeze(disk=False, timeout_ms=THAW_AFTER_MS, timeout=FREEZE_TIMEOUT)
+            await entry.guest.freeze(disk=disk, timeout_ms=THAW_AFTER_MS, timeout=FREEZE_TIMEOUT)
         except ClocheError as error:
             if not error.code.startswith("guest."):
                 raise

@@ -61,6 +61,7 @@ class CreateRequest:
     parent_id: str | None = None
     fork_tree_id: str | None = None
     snapshot_id: str | None = None
+    checkpoint_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -197,10 +198,7 @@ class Creator:
 
     async def _template(self, request: CreateRequest, resources: Resources) -> TemplateMeta:
         if request.source is not None:
-            found = self._catalog.get(request.source.template.id)
-            if found is None:
-                raise ClocheError("template.corrupt", "the template below this memory is not there any more")
-            return found
+            return self._catalog.existing(request.source.template.id)
         name, shape = request.template, resources.shape
         family = self._catalog.resolve(name)
         if family is None:
@@ -234,7 +232,7 @@ class Creator:
             Step("reserve", lambda: self._reserve(work), lambda: self._unreserve(work)),
             Step("record", lambda: self._record(work), lambda: self._unrecord(work)),
             Step("launch", lambda: self._launch(work), lambda: self._discard(work), deadline=120),
-            Step("restore", lambda: self._restore(work), deadline=120),
+            Step("restore", lambda: self._restore(work), deadline=200 if work.request.cold else 120),
             Step("grow_disk", lambda: self._grow(work), deadline=60),
             Step("renew", lambda: self._renew(work), deadline=60),
             Step("start", lambda: self._start(work)),
@@ -298,6 +296,7 @@ class Creator:
             parent_id=request.parent_id,
             fork_tree_id=request.fork_tree_id,
             snapshot_id=request.snapshot_id,
+            checkpoint_id=request.checkpoint_id or request.snapshot_id,
             idle_seconds=request.idle_seconds,
             idle_action=request.idle_action,
         )

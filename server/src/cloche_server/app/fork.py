@@ -124,6 +124,7 @@ class Forks:
         return Source(template, layer, record.resources.disk_mb, state, BootMode.FORK), captured.pause_ms
 
     async def _let_go(self, source: Source) -> None:
+        assert source.state is not None
         source.state.pages.close()
         try:
             await asyncio.to_thread(files.remove_tree, source.state.device_state)
@@ -153,6 +154,7 @@ class Forks:
             cold=parent.cold,
             parent_id=parent.id,
             fork_tree_id=tree,
+            checkpoint_id=parent.checkpoint_id,
         )
 
     async def promote(self, workspace: str, sandbox_id: str, tree_id: str | None, cleanup: bool) -> Promotion:

@@ -13,8 +13,8 @@ from pathlib import Path
 from cloche_server.app.steps import to_the_end
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
-from cloche_server.core.ports import BakedTemplate, Engine, Machine, SavedState
-from cloche_server.core.records import BootMode, Resources
+from cloche_server.core.ports import BakedTemplate, BootFiles, Engine, Machine, SavedState
+from cloche_server.core.records import BootMode, Resources, Shape
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import ExecRequest, RenewRequest
 from cloche_server.host import files
@@ -28,17 +28,21 @@ _log = log.get("machines")
 ENTROPY_BYTES = 64
 #: Under emulation on a busy host the first answer of a restored guest can take long.
 FIRST_ANSWER_TIMEOUT = 60.0
+#: A guest that boots has to answer within this (seconds).
+BOOT_TIMEOUT = 180.0
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What a machine continues from instead of its template: `layer` is the sealed layer its disk is laid over."""
+    """What a machine continues from instead of its template: `layer` is the sealed layer its disk is laid over. Without
+    `state` there is nothing but that disk, which `boot` starts."""
 
     template: BakedTemplate
     layer: str
     disk_mb: int
-    state: SavedState
+    state: SavedState | None
     mode: BootMode
+    boot: BootFiles | None = None
 
 
 @dataclass(slots=True)
@@ -83,9 +87,12 @@ class Machines:
                 below = source.layer if source is not None else None
                 # To its end: a thread goes on when its caller is cancelled, and would make a layer of nobody.
                 await to_the_end(asyncio.to_thread(self.layers.create, machine_id, template, below))
-                state = source.state if source is not None else None
                 disk = self.layers.path(machine_id)
-                machine = await self.engine.launch(machine_id, directory, template, disk, state)
+                state = source.state if source is not None else None
+                if source is not None and source.boot is not None and state is None:
+                    machine = await self._boot(machine_id, source.boot, template.shape, disk)
+                else:
+                    machine = await self.engine.launch(machine_id, directory, template, disk, state)
         except BaseException:
             await to_the_end(self._remove(machine_id, machine_id))
             raise
@@ -94,28 +101,36 @@ class Machines:
             slot.disk_mb = source.disk_mb
         return slot
 
-    async def relaunch(self, template: BakedTemplate, machine_id: str, layer: str, state: SavedState) -> Slot:
+    async def relaunch(
+        self, template: BakedTemplate, machine_id: str, layer: str, state: SavedState, mode: BootMode = BootMode.WAKE
+    ) -> Slot:
         """A process for a sandbox that has a directory and a layer already. They stay when it raises."""
         async with self._gate:
             directory = self.root / machine_id
             machine = await self.engine.launch(machine_id, directory, template, self.layers.path(layer), state)
-        return self._slot(machine_id, template, machine, BootMode.WAKE, layer)
+        return self._slot(machine_id, template, machine, mode, layer)
 
     async def boot(self, meta: TemplateMeta, machine_id: str, layer: str, resources: Resources) -> Slot:
         """A process that boots the disk of a sandbox. Directory and layer stay when it raises."""
-        template, shape = meta.template, resources.shape
         async with self._gate:
-            zeros = await asyncio.to_thread(self.layers.zero_memory, shape.memory_mb)
-            directory, disk = self.root / machine_id, self.layers.path(layer)
-            machine = await self.engine.boot(machine_id, directory, meta.boot, shape, zeros, disk)
-        return self._slot(machine_id, template, machine, BootMode.COLD, layer)
+            machine = await self._boot(machine_id, meta.boot, resources.shape, self.layers.path(layer))
+        return self._slot(machine_id, meta.template, machine, BootMode.COLD, layer)
+
+    async def _boot(self, machine_id: str, boot: BootFiles, shape: Shape, disk: Path) -> Machine:
+        zeros = await asyncio.to_thread(self.layers.zero_memory, shape.memory_mb)
+        return await self.engine.boot(machine_id, self.root / machine_id, boot, shape, zeros, disk)
 
     def _slot(self, machine_id: str, template: BakedTemplate, machine: Machine, mode: BootMode, layer: str) -> Slot:
         guest = GuestClient(str(machine.agent_socket))
         return Slot(machine_id, template, self.root / machine_id, machine, guest, mode, template.disk_mb, layer)
 
     async def restore(self, slot: Slot, before_run: Callable[[], None] | None = None) -> None:
-        """Loads the snapshot, calls `before_run` on a thread, starts the vCPUs and waits for the agent's first word."""
+        """Loads the snapshot, calls `before_run` on a thread, starts the vCPUs and waits for the agent's first word. A
+        machine that boots is only waited for."""
+        if slot.mode is BootMode.COLD:
+            await slot.guest.connect(timeout=BOOT_TIMEOUT)
+            slot.restored = True
+            return
         async with self._gate:
             await slot.machine.restore(before_run)
             slot.restored = True

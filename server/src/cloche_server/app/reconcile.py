@@ -82,7 +82,12 @@ class Reconciler:
                 record = replace(record, status=Status.STOPPED, process=None, version=record.version + 1)
                 await self._store.update(record)
                 records[record.id] = record
-            if record.status in {Status.CREATING, Status.DELETING}:
+            if record.status is Status.RESTORING:
+                await self._end(found.get(record.id))
+                await asyncio.to_thread(files.remove_tree, self._machines.root / record.id / STATE)
+                await self._mark_failed(record, same_boot, "the server ended while it was taken back to a snapshot")
+                failed += 1
+            elif record.status in {Status.CREATING, Status.DELETING}:
                 await self._finish(record, found.get(record.id))
                 finished += 1
             elif record.status in {Status.RUNNING, Status.PAUSED}:
@@ -160,9 +165,10 @@ class Reconciler:
             _log.error("snapshots.unreadable", snapshots=unreadable, hint="layers that nobody holds are kept")
         return await asyncio.to_thread(self._machines.layers.take_stock, tops, remove=not unreadable)
 
-    async def _mark_failed(self, record: Sandbox, same_boot: bool) -> None:
+    async def _mark_failed(self, record: Sandbox, same_boot: bool, why: str | None = None) -> None:
         reason = TerminationReason.VMM_DIED if same_boot else TerminationReason.HOST_RESTART
         detail = "the VMM process ended while no server ran" if same_boot else "the host was restarted"
+        detail = why or detail
         now = self._clock.now()
         failed = replace(
             record,

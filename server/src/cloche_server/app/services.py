@@ -13,6 +13,7 @@ from cloche_server.app.files import Files
 from cloche_server.app.fork import Forks
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.names import NamedCreates
+from cloche_server.app.restore import Restores
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.stop import StopVerbs
@@ -38,6 +39,7 @@ class Services:
     power: StopVerbs
     forks: Forks
     snapshots: Snapshots
+    restores: Restores
     execs: Execs
     files: Files
     consoles: Consoles

@@ -19,15 +19,13 @@ from cloche_server.core.expiry import expires_at
 from cloche_server.core.lifecycle import Event, Status
 from cloche_server.core.records import BootMode, Sandbox
 from cloche_server.host.clock import Clock
-from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
+from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.telemetry import log
 
 _log = log.get("stop")
 
 #: Between SIGTERM and SIGKILL for what runs in the guest (seconds).
 GRACE: Final = 5.0
-#: A guest that boots has to answer within this (seconds).
-BOOT_TIMEOUT: Final = 180.0
 _AT_REST: Final = frozenset({Status.STOPPED, Status.FAILED})
 
 
@@ -109,7 +107,7 @@ class StopVerbs:
         if record.status not in _AT_REST or not record.layer_id:
             raise illegal(record, Event.START)
         began = self._clock.monotonic()
-        meta = self._template(record)
+        meta = self._catalog.existing(record.template_id)
         refusal = self._capacity.try_memory(record.id)
         if refusal is not None:
             raise refused(refusal)
@@ -117,7 +115,7 @@ class StopVerbs:
         try:
             await self._supervisor.move(entry, Event.START)
             slot = await self._machines.boot(meta, record.id, record.layer_id, record.resources)
-            await slot.guest.connect(timeout=BOOT_TIMEOUT)
+            await self._machines.restore(slot)
             await self._machines.renew(slot, booted=True)
         except BaseException as error:
             await asyncio.shield(self._not_started(entry, slot, error))
@@ -138,12 +136,6 @@ class StopVerbs:
             ended_at=None,
             expires_at=expires_at(now, record.ttl_seconds, record.persistent),
         )
-
-    def _template(self, record: Sandbox) -> TemplateMeta:
-        meta = self._catalog.get(record.template_id)
-        if meta is None:
-            raise ClocheError("template.corrupt", f"the template {record.template_id} is not there any more")
-        return meta
 
     async def _not_started(self, entry: Entry, slot: Slot | None, error: BaseException) -> None:
         _log.error("start.failed", sandbox=entry.record.id, error=repr(error))

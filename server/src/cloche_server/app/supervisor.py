@@ -316,9 +316,9 @@ class Supervisor:
             now = self._clock.now()
             await self._fail(entry, Termination(TerminationReason.VMM_DIED, now, detail=detail))
 
-    async def set_layer(self, entry: Entry, layer_id: str) -> None:
-        """Records the layer the machine writes to from now on, in memory even if it cannot be stored yet."""
-        record = replace(entry.record, layer_id=layer_id)
+    async def amend(self, entry: Entry, **changes: Any) -> None:
+        """Records what is true already (such as the layer it writes to), in memory even if it cannot be stored yet."""
+        record = replace(entry.record, **changes)
         try:
             await self._write(entry, record)
         except ClocheError as error:

@@ -21,6 +21,7 @@ class Status(StrEnum):
     STOPPING = "stopping"
     STOPPED = "stopped"  # its guest has shut down, the disk is kept
     STARTING = "starting"
+    RESTORING = "restoring"  # goes back to a snapshot
     FAILED = "failed"
     DELETING = "deleting"
     DELETED = "deleted"
@@ -33,6 +34,7 @@ class Event(StrEnum):
     HIBERNATE = "hibernate"
     FORK = "fork"  # leaves the state as it is, as does the next
     SNAPSHOT = "snapshot"
+    RESTORE = "restore"  # back to a snapshot, in place
     SAVED = "saved"  # memory is on disk, the VMM is gone
     WAKE = "wake"
     STOP = "stop"
@@ -60,6 +62,7 @@ TRANSITIONS: Final[Mapping[Status, Mapping[Event, Status]]] = {
         Event.FORK: Status.RUNNING,
         Event.SNAPSHOT: Status.RUNNING,
         Event.STOP: Status.STOPPING,
+        Event.RESTORE: Status.RESTORING,
         Event.CRASHED: Status.FAILED,
         Event.EXPIRED: Status.DELETING,
         Event.DELETE: Status.DELETING,
@@ -69,6 +72,7 @@ TRANSITIONS: Final[Mapping[Status, Mapping[Event, Status]]] = {
         Event.HIBERNATE: Status.HIBERNATING,
         Event.FORK: Status.PAUSED,
         Event.SNAPSHOT: Status.PAUSED,
+        Event.RESTORE: Status.RESTORING,
         Event.CRASHED: Status.FAILED,
         Event.EXPIRED: Status.DELETING,
         Event.DELETE: Status.DELETING,
@@ -82,6 +86,7 @@ TRANSITIONS: Final[Mapping[Status, Mapping[Event, Status]]] = {
     },
     Status.HIBERNATED: {
         Event.WAKE: Status.WAKING,
+        Event.RESTORE: Status.RESTORING,
         Event.EXPIRED: Status.DELETING,
         Event.DELETE: Status.DELETING,
     },
@@ -99,6 +104,8 @@ TRANSITIONS: Final[Mapping[Status, Mapping[Event, Status]]] = {
     },
     Status.STOPPED: {
         Event.START: Status.STARTING,
+        Event.SNAPSHOT: Status.STOPPED,
+        Event.RESTORE: Status.RESTORING,
         Event.EXPIRED: Status.DELETING,
         Event.DELETE: Status.DELETING,
     },
@@ -108,8 +115,16 @@ TRANSITIONS: Final[Mapping[Status, Mapping[Event, Status]]] = {
         Event.EXPIRED: Status.DELETING,
         Event.DELETE: Status.DELETING,
     },
+    Status.RESTORING: {
+        Event.BOOTED: Status.RUNNING,
+        Event.CRASHED: Status.FAILED,
+        Event.EXPIRED: Status.DELETING,
+        Event.DELETE: Status.DELETING,
+    },
     Status.FAILED: {
         Event.START: Status.STARTING,
+        Event.SNAPSHOT: Status.FAILED,
+        Event.RESTORE: Status.RESTORING,
         Event.EXPIRED: Status.DELETING,
         Event.DELETE: Status.DELETING,
     },
@@ -127,6 +142,7 @@ DEADLINES: Final[Mapping[Status, tuple[float, Event]]] = {
     Status.WAKING: (120.0, Event.UNDONE),
     Status.STOPPING: (600.0, Event.HALTED),
     Status.STARTING: (300.0, Event.UNDONE),
+    Status.RESTORING: (300.0, Event.CRASHED),
     Status.DELETING: (30.0, Event.DELETE),
 }
 
@@ -139,6 +155,7 @@ ON_RESTART: Final[Mapping[Status, Event]] = {
     Status.WAKING: Event.UNDONE,
     Status.STOPPING: Event.HALTED,
     Status.STARTING: Event.UNDONE,
+    Status.RESTORING: Event.CRASHED,
     Status.DELETING: Event.DELETE,
 }
 
@@ -153,13 +170,14 @@ VERBS: Final = frozenset(
         Event.START,
         Event.FORK,
         Event.SNAPSHOT,
+        Event.RESTORE,
         Event.DELETE,
     }
 )
 #: States in which guest calls (exec, files) are served.
 SERVING: Final = frozenset({Status.RUNNING})
-#: States in which a guest call waits for the sandbox to wake up.
-SLEEPING: Final = frozenset({Status.HIBERNATING, Status.HIBERNATED, Status.WAKING})
+#: States in which a guest call waits for the sandbox to wake up, or to be there again.
+SLEEPING: Final = frozenset({Status.HIBERNATING, Status.HIBERNATED, Status.WAKING, Status.RESTORING})
 #: States that hold resources of the host and count against its capacity.
 HOLDING: Final = frozenset(Status) - {Status.DELETED}
 #: States that a list shows.

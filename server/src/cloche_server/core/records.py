@@ -139,6 +139,8 @@ class Sandbox:
     parent_id: str | None = None
     fork_tree_id: str | None = None
     snapshot_id: str | None = None
+    #: The snapshot that was last taken of it, or that it last went on from.
+    checkpoint_id: str | None = None
     #: After so many seconds without a command, a transfer or a call: `idle_action`. 0: never.
     idle_seconds: int = 0
     idle_action: IdleAction = IdleAction.HIBERNATE

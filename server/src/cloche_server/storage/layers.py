@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -99,6 +99,8 @@ class Layers:
         self._lock = threading.Lock()
         self._holds: dict[str, int] = {}
         self._parents: dict[str, str | None] = {}
+        #: Digests of sealed layers, by the state of the file they were made of.
+        self._digests: dict[str, tuple[tuple[int, int, int], str]] = {}
 
     def path(self, layer_id: str) -> Path:
         return self.root / (layer_id + SUFFIX)
@@ -158,6 +160,7 @@ class Layers:
                     self._holds[current] = left
                     break
                 self._holds.pop(current, None)
+                self._digests.pop(current, None)
                 unused.append(current)
                 current = self._parents.pop(current, None)
         return unused
@@ -170,6 +173,36 @@ class Layers:
             found.append(current)
             current = self._parents.get(current)
         return found
+
+    def digest(self, layer_id: str) -> str:
+        """SHA-256 of the file of a sealed layer; read once for each state of the file. Raises OSError."""
+        path = self.path(layer_id)
+        status = path.stat()
+        signature = (status.st_size, status.st_mtime_ns, status.st_ino)
+        known = self._digests.get(layer_id)
+        if known is None or known[0] != signature:
+            known = (signature, files.hash_file(path))
+            with self._lock:
+                if layer_id in self._holds:  # what has gone meanwhile is not remembered
+                    self._digests[layer_id] = known
+        return known[1]
+
+    def forget_digests(self, layer_ids: Iterable[str]) -> None:
+        """The next look at these reads their files again."""
+        with self._lock:
+            for layer_id in layer_ids:
+                self._digests.pop(layer_id, None)
+
+    def changed(self, digests: Mapping[str, str]) -> list[str]:
+        """The layers among `digests` (by id) that are not what they were, or cannot be read."""
+        wrong = []
+        for layer_id, wanted in digests.items():
+            try:
+                if self.digest(layer_id) != wanted:
+                    wrong.append(layer_id)
+            except OSError:
+                wrong.append(layer_id)
+        return wrong
 
     def bytes_of(self, layer_id: str) -> int:
         """What the files of a layer and of those below take on the disk of the host."""

@@ -33,11 +33,12 @@ class Needs:
 
 def write(directory: Path, captured: Captured, needs: Needs, layers: list[Path], extra: dict[str, Any]) -> None:
     """Writes the files of a capture into an existing, empty directory that is still to be published, and sees the disk
-    `layers` it goes with onto the disk. Blocking. Raises OSError."""
-    assert captured.pages is not None
-    digests = {"pages": captured.pages.save(directory / "pages")}
-    (directory / "dev").write_bytes(captured.device_state)
-    digests["dev"] = hashlib.sha256(captured.device_state).hexdigest()
+    `layers` it goes with onto the disk. Without pages there is only the description. Blocking. Raises OSError."""
+    digests = {}
+    if captured.pages is not None:
+        digests["pages"] = captured.pages.save(directory / "pages")
+        (directory / "dev").write_bytes(captured.device_state)
+        digests["dev"] = hashlib.sha256(captured.device_state).hexdigest()
     for path in layers:
         _fsync(path)
     meta = {
@@ -46,7 +47,8 @@ def write(directory: Path, captured: Captured, needs: Needs, layers: list[Path],
         "fingerprint": needs.fingerprint,
         "memory_mb": needs.memory_mb,
         "cold": needs.zeros is not None,
-        "page_count": captured.pages.count,
+        "memory": captured.pages is not None,
+        "page_count": captured.pages.count if captured.pages is not None else 0,
         "digests": digests,
         **extra,
     }

@@ -1,4 +1,7 @@
-"""Snapshots on disk: `snapshots/<id>/{pages,dev,meta.json}`, published whole, and the disk layer they hold."""
+"""Snapshots on disk: `snapshots/<id>/{pages,dev,meta.json}`, published whole, and the disk layer they hold.
+
+One without memory has `meta.json` only. The SHA-256 of every disk layer is in there as well.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,8 @@ from cloche_server.storage.layers import zero_memory
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A sandbox at one moment, memory included. `layer_id` is the sealed disk layer; `size_bytes` is what memory and
-    device state take, without what lies in layers that others share."""
+    """A sandbox at one moment. `layer_id` is the sealed disk layer; `size_bytes` is what memory and device state take,
+    without what lies in layers that others share; `layers` are the digests of the layer and of all below it."""
 
     id: str
     workspace: str
@@ -37,6 +40,9 @@ class Snapshot:
     parent_snapshot_id: str | None = None
     size_bytes: int = 0
     cold: bool = False
+    #: It holds memory and processes; else the disk only, which a machine boots from.
+    memory: bool = True
+    layers: Mapping[str, str] = field(default_factory=dict)
 
 
 class SnapshotCatalog:
@@ -101,14 +107,32 @@ class SnapshotCatalog:
         return done
 
     def load(self, snapshot: Snapshot, fingerprint: str) -> SavedState:
-        """What a machine continues from; its pages are the caller's to close. Digests are compared once for each
-        state of the files. Raises `snapshot.corrupt`, `snapshot.incompatible`."""
+        """What a machine with memory continues from; its pages are the caller's to close. Digests are compared once
+        for each state of the files. Raises `snapshot.corrupt`, `snapshot.incompatible`."""
         directory = self.root / snapshot.id
         signature = _signature(directory)
         needs = self._needs(snapshot, fingerprint)
         state = saved.load(directory, needs, check=self._checked.get(snapshot.id) != signature)
         self._checked[snapshot.id] = signature
         return state
+
+    def verify(self, snapshot: Snapshot) -> list[str]:
+        """What is wrong with its own files, byte by byte; nothing when all is as it was written."""
+        directory = self.root / snapshot.id
+        try:
+            digests = saved.read_meta(directory)["digests"]
+        except (ClocheError, KeyError):
+            return ["its description cannot be read"]
+        problems = []
+        for name in ("dev", "pages") if snapshot.memory else ():
+            try:
+                same = files.hash_file(directory / name) == digests.get(name)
+            except OSError:
+                problems.append(f"its file {name} cannot be read")
+                continue
+            if not same:
+                problems.append(f"its file {name} has changed")
+        return problems
 
     def remove(self, snapshot: Snapshot) -> bool:
         """Takes its name away first: from then on it does not exist. False when somebody else has removed it."""
@@ -157,6 +181,7 @@ def _to_meta(snapshot: Snapshot) -> dict[str, Any]:
         "defaults": {"env": dict(defaults.env), "cwd": defaults.cwd, "user": defaults.user},
         "metadata": dict(snapshot.metadata),
         "parent_snapshot_id": snapshot.parent_snapshot_id,
+        "layers": dict(snapshot.layers),
     }
 
 
@@ -179,4 +204,6 @@ def _from_meta(meta: dict[str, Any], size: int) -> Snapshot:
         parent_snapshot_id=meta["parent_snapshot_id"],
         size_bytes=size,
         cold=bool(meta["cold"]),
+        memory=bool(meta.get("memory", True)),  # of snapshots that were taken when all had memory
+        layers=meta.get("layers", {}),
     )

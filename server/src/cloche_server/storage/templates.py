@@ -75,6 +75,13 @@ class TemplateCatalog:
     def get(self, template_id: str) -> TemplateMeta | None:
         return next((meta for meta in self.all() if meta.template.id == template_id), None)
 
+    def existing(self, template_id: str) -> TemplateMeta:
+        """The template that something was made from. Raises `template.corrupt` when it is not there any more."""
+        meta = self.get(template_id)
+        if meta is None:
+            raise ClocheError("template.corrupt", f"the template {template_id} is not there any more")
+        return meta
+
     def resolve(self, name: str) -> str | None:
         """The template name behind a name or alias; None when nothing of that name is baked."""
         metas = self.all()

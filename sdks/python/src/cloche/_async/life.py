@@ -96,13 +96,24 @@ class AsyncLife:
         data = await self._transport.json(Call("POST", f"{self._path}/promote", json=body, kind="safe", silence=SLOW))
         return _wire.promotion(_wire.record(data))
 
-    async def snapshot(self, name: str | None = None) -> AsyncSnapshot:
+    async def snapshot(self, name: str | None = None, *, memory: bool | None = None) -> AsyncSnapshot:
         """Take a durable snapshot, memory and processes included; it outlives the sandbox.
 
-        The sandbox stands still for a moment and goes on. `create(from_snapshot=…)` starts from it.
+        The sandbox stands still for a moment and goes on. `create(from_snapshot=…)` starts from it, `restore` goes back
+        to it. With `memory=False` it holds the disk only, and what starts from it boots; so it is for a sandbox that
+        is stopped or has failed.
         """
-        call = Call("POST", f"{self._path}/snapshots", json=_wire.given(name=name), silence=SLOW)
+        call = Call("POST", f"{self._path}/snapshots", json=_wire.given(name=name, memory=memory), silence=SLOW)
         return AsyncSnapshot(self._transport, _wire.snapshot_info(_wire.record(await self._transport.json(call))))
+
+    async def restore(self, snapshot: str | AsyncSnapshot | None = None) -> Self:
+        """Take it back to a snapshot: memory, processes and disk are those of that moment, and what came after it is
+        lost. Its id, name and labels stay. None: the snapshot that was last taken of it, or that it last went on from.
+        """
+        origin = snapshot.id if isinstance(snapshot, AsyncSnapshot) else snapshot
+        call = Call("POST", f"{self._path}/restore", json=_wire.given(snapshot_id=origin), kind="safe", silence=SLOW)
+        self.info = _wire.sandbox_info(_wire.record(await self._transport.json(call)))
+        return self
 
     # --- sleep. Each of these is fine when it is so already, so it may be repeated like a call that changes nothing.
 

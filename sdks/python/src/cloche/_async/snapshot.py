@@ -8,7 +8,7 @@ from typing import Self
 from .. import _call, _wire
 from .._call import SLOW, Call
 from ..errors import SnapshotNotFound
-from ..models import SnapshotInfo
+from ..models import SnapshotInfo, SnapshotLineage
 from .client import AsyncClient, transport_for
 from .transport import AsyncTransport
 
@@ -70,6 +70,16 @@ class AsyncSnapshot:
     def sandbox_id(self) -> str:
         """The sandbox it was taken of."""
         return self.info.sandbox_id
+
+    async def verify(self) -> Sequence[str]:
+        """Have the server read all of it. What is not as it was written, as sentences; empty when all is well."""
+        data = _wire.record(await self._transport.json(Call("POST", f"{self._path}/verify", kind="safe", silence=SLOW)))
+        return [str(problem) for problem in data.get("problems") or ()]
+
+    async def lineage(self) -> SnapshotLineage:
+        """Where it comes from, and what came of it."""
+        data = _wire.record(await self._transport.json(Call("GET", f"{self._path}/lineage", kind="safe")))
+        return _wire.lineage(data)
 
     async def delete(self) -> None:
         """Delete it for good; sandboxes that started from it go on. One that is gone already is fine."""

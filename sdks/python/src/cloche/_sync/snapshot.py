@@ -11,7 +11,7 @@ from typing import Self
 from .. import _call, _wire
 from .._call import SLOW, Call
 from ..errors import SnapshotNotFound
-from ..models import SnapshotInfo
+from ..models import SnapshotInfo, SnapshotLineage
 from .client import Client, transport_for
 from .transport import Transport
 
@@ -73,6 +73,16 @@ class Snapshot:
     def sandbox_id(self) -> str:
         """The sandbox it was taken of."""
         return self.info.sandbox_id
+
+    def verify(self) -> Sequence[str]:
+        """Have the server read all of it. What is not as it was written, as sentences; empty when all is well."""
+        data = _wire.record(self._transport.json(Call("POST", f"{self._path}/verify", kind="safe", silence=SLOW)))
+        return [str(problem) for problem in data.get("problems") or ()]
+
+    def lineage(self) -> SnapshotLineage:
+        """Where it comes from, and what came of it."""
+        data = _wire.record(self._transport.json(Call("GET", f"{self._path}/lineage", kind="safe")))
+        return _wire.lineage(data)
 
     def delete(self) -> None:
         """Delete it for good; sandboxes that started from it go on. One that is gone already is fine."""

@@ -1,10 +1,8 @@
-"""Forks, snapshots, pause and hibernation."""
+"""Forks, pause and hibernation, stop and start."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from fastapi import APIRouter, Path, Query, Request
+from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from cloche_server.api import present
@@ -19,9 +17,6 @@ from cloche_server.api.wire_lineage import (
     ForkTreeBody,
     PromoteAnswer,
     PromoteBody,
-    SnapshotAnswer,
-    SnapshotBody,
-    SnapshotList,
     StatusAnswer,
     StopBody,
 )
@@ -30,7 +25,6 @@ from cloche_server.core.command import check_env
 
 router = APIRouter(tags=["lineage"])
 
-SnapshotId = Annotated[str, Path(description="Id of a snapshot.")]
 _MADE = answers(400, 404, 409, 413, 500, 502, 503, 507)
 _MOVED = answers(404, 409, 500, 502)
 
@@ -171,43 +165,3 @@ async def restart(sandbox_id: SandboxId, request: Request, services: ServicesDep
     body = await read_model(request, StopBody)
     record = await services.power.restart(workspace, sandbox_id, body.timeout_seconds, force=body.force)
     return json_response({"status": record.status.value})
-
-
-@router.post(
-    "/sandboxes/{sandbox_id}/snapshots",
-    status_code=201,
-    response_model=SnapshotAnswer,
-    responses=answers(400, 404, 409, 413, 500, 502, 507),
-    openapi_extra=json_body(SnapshotBody),
-    name="take_snapshot",
-    summary="Take a durable snapshot, memory included",
-)
-async def take(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
-    """The sandbox stands still for a moment and goes on. When this answers, the snapshot is on disk for good."""
-    body = await read_model(request, SnapshotBody)
-    made = await services.snapshots.take(workspace, sandbox_id, body.name)
-    return json_response(present.snapshot(made), 201)
-
-
-@router.get("/snapshots", response_model=SnapshotList, responses=answers(400), summary="List snapshots, newest first")
-async def snapshots(
-    services: ServicesDep,
-    workspace: Workspace,
-    sandbox_id: Annotated[str | None, Query(description="Only those of this sandbox.")] = None,
-) -> Response:
-    found = services.snapshots.list(workspace, sandbox_id)
-    return json_response({"snapshots": [present.snapshot(one) for one in found]})
-
-
-@router.get("/snapshots/{snapshot_id}", response_model=SnapshotAnswer, responses=answers(404), summary="Get a snapshot")
-async def get_snapshot(snapshot_id: SnapshotId, services: ServicesDep, workspace: Workspace) -> Response:
-    return json_response(present.snapshot(services.snapshots.get(workspace, snapshot_id)))
-
-
-@router.delete(
-    "/snapshots/{snapshot_id}", status_code=204, responses=answers(404, 500), summary="Delete a snapshot for good"
-)
-async def delete_snapshot(snapshot_id: SnapshotId, services: ServicesDep, workspace: Workspace) -> Response:
-    """Sandboxes that were made from it go on."""
-    await services.snapshots.remove(workspace, snapshot_id)
-    return Response(status_code=204)
