@@ -371,7 +371,7 @@ def test_it_is_woken_while_it_falls_asleep(family: Api) -> None:
         if response.status_code == 200:
             done.add(str(number))
         else:
-            assert (response.status_code, response.json()["code"]) == (502, "exec.sandbox_gone")
+            assert (response.status_code, response.json()["code"]) == (409, "exec.suspended")
         ran = box.sh("cat /root/ran").split()
         assert set(ran) >= done, "what was told to have run has run"
         assert len(set(ran)) == len(ran), "and nothing twice"

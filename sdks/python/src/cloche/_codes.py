@@ -80,6 +80,7 @@ CODES: Final[Mapping[str, type[ClocheError]]] = {
     "exec.conflict": ConflictError,
     "exec.timeout": CommandTimeout,
     "exec.sandbox_gone": SandboxGone,
+    "exec.suspended": InvalidStateError,
     "exec.too_large": InvalidRequestError,
     "exec.user_not_found": InvalidRequestError,
     "exec.invalid_cwd": InvalidRequestError,

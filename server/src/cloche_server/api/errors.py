@@ -43,6 +43,7 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "exec.conflict": 409,
     "exec.timeout": 504,
     "exec.sandbox_gone": 502,
+    "exec.suspended": 409,
     "exec.too_large": 413,
     "exec.user_not_found": 400,
     "exec.invalid_cwd": 400,

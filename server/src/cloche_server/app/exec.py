@@ -12,6 +12,7 @@ from cloche_server.app.access import Access
 from cloche_server.app.entry import Entry
 from cloche_server.core.command import Command, CommandEnd, CommandResult, check_size, with_defaults
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.lifecycle import Status
 from cloche_server.core.output import ChunkDecoder, OutputCollector
 from cloche_server.guest.frames import STDERR, STDOUT, Exit, Frame, Gap, Output
 from cloche_server.guest.streams import ExecCall
@@ -22,6 +23,8 @@ from cloche_server.telemetry import metrics
 HOST_GRACE: Final = 10.0
 #: After the link is lost: how long until the end of the VMM process must have been noticed.
 NOTICE_TIMEOUT: Final = 2.0
+#: Its machine is gone, and what ran in it goes on later.
+ASLEEP: Final = frozenset({Status.HIBERNATING, Status.HIBERNATED, Status.WAKING})
 STREAM_NAMES: Final = {STDOUT: "stdout", STDERR: "stderr"}
 
 
@@ -207,6 +210,12 @@ async def lost(entry: Entry, error: ClocheError) -> ClocheError:
     """The error a caller gets: a lost link of a dead machine means that the sandbox is gone."""
     if error.code != "sandbox.unreachable":
         return error
+    if entry.record.status in ASLEEP:
+        return ClocheError(
+            "exec.suspended",
+            f"sandbox {entry.record.id} was hibernated while the command ran; the command goes on when it wakes up",
+            details={"sandbox_status": entry.record.status.value},
+        )
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(NOTICE_TIMEOUT):
             await entry.ended.wait()
@@ -214,7 +223,7 @@ async def lost(entry: Entry, error: ClocheError) -> ClocheError:
     if not entry.ended.is_set() and not machine_ended:
         return error
     termination = entry.record.termination
-    why = termination.detail or termination.reason.value if termination else "the VMM process is gone"
+    why = termination.detail or termination.reason.value if termination else "its machine has ended"
     return ClocheError(
         "exec.sandbox_gone",
         f"sandbox {entry.record.id} went away while the command ran: {why}",

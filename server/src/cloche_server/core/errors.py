@@ -73,6 +73,10 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "exec.conflict": ErrorSpec("an exec with this id exists already"),
     "exec.timeout": ErrorSpec("the command ran into its timeout and was killed"),
     "exec.sandbox_gone": ErrorSpec("the sandbox went away while the command ran"),
+    "exec.suspended": ErrorSpec(
+        "the sandbox was hibernated while the command ran; the command goes on when it wakes up",
+        action="follow the command by its id",
+    ),
     "exec.too_large": ErrorSpec("the command or its environment is over a limit of the kernel"),
     "exec.user_not_found": ErrorSpec("the user does not exist in the sandbox"),
     "exec.invalid_cwd": ErrorSpec("the working directory cannot be used"),
