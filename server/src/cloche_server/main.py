@@ -30,6 +30,7 @@ from cloche_server.app.names import NamedCreates
 from cloche_server.app.pools import Pools
 from cloche_server.app.reconcile import Reconciler
 from cloche_server.app.restore import Restores
+from cloche_server.app.room import Room
 from cloche_server.app.services import Services
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
@@ -166,6 +167,7 @@ class _Parts:
         capturer = Capturer(self.supervisor, machines, self.catalog)
         shape = Shape(settings.default_cpus, settings.default_memory_mb)
         self.upkeep = Upkeep(settings, self.catalog, self.pools, engine.fingerprint, shape, store, idempotency, clock)
+        room = Room(capacity, self.pools)
         taken = Snapshots(access, self.supervisor, capturer, machines, snapshots, clock)
         self.services = Services(
             settings=settings,
@@ -175,11 +177,11 @@ class _Parts:
             creator=creator,
             creates=NamedCreates(IdempotentCreates(creator, access, idempotency), access, lifecycle),
             lifecycle=lifecycle,
-            sleep=SleepVerbs(access, self.supervisor, machines, capturer, capacity, clock),
-            power=StopVerbs(access, self.supervisor, machines, self.catalog, capacity, clock),
+            sleep=SleepVerbs(access, self.supervisor, machines, capturer, room, clock),
+            power=StopVerbs(access, self.supervisor, machines, self.catalog, room, clock),
             forks=Forks(access, self.supervisor, capturer, creator, machines, lifecycle),
             snapshots=taken,
-            restores=Restores(access, self.supervisor, machines, taken, self.catalog, capacity, clock),
+            restores=Restores(access, self.supervisor, machines, taken, self.catalog, room, clock),
             execs=Execs(access),
             files=Files(access),
             consoles=Consoles(access, settings.data / "sandboxes"),

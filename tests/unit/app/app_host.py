@@ -21,6 +21,7 @@ from cloche_server.app.machines import Machines
 from cloche_server.app.pools import Pools
 from cloche_server.app.reconcile import Reconciler
 from cloche_server.app.restore import Restores
+from cloche_server.app.room import Room
 from cloche_server.app.sleep import STATE, SleepVerbs
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.stop import StopVerbs
@@ -219,15 +220,16 @@ def assemble(data: Path, database: Database, world: World, crew: Crew, **changes
     snapshots = SnapshotCatalog(data)
     reconciler = Reconciler(store, machines, capacity, supervisor, snapshots, clock)
     capturer = Capturer(supervisor, machines, catalog)
-    sleep = SleepVerbs(access, supervisor, machines, capturer, capacity, clock)
+    room = Room(capacity, pools)
+    sleep = SleepVerbs(access, supervisor, machines, capturer, room, clock)
     forks = Forks(access, supervisor, capturer, creator, machines, lifecycle)
     taken = Snapshots(access, supervisor, capturer, machines, snapshots, clock)
     return Host(
         world, root, database, store, clock, capacity, machines, pools, supervisor, creator, access, lifecycle, creates,
         reconciler, snapshots, capturer, sleep, forks,
         taken,
-        StopVerbs(access, supervisor, machines, catalog, capacity, clock),
-        Restores(access, supervisor, machines, taken, catalog, capacity, clock),
+        StopVerbs(access, supervisor, machines, catalog, room, clock),
+        Restores(access, supervisor, machines, taken, catalog, room, clock),
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from app_host import Crew, Host, assemble
 
 from cloche_server.app import pools as pools_module
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.lifecycle import Status
 from cloche_server.core.ports import BakedTemplate
 from cloche_server.core.records import BootMode, Shape
 from cloche_server.store.db import Database
@@ -233,3 +235,15 @@ async def test_what_never_fits_ends_no_pooled_machine(host: Host, running: Runni
         await host.create(disk_mb=host.capacity.limits.disk_mb - 1, memory_mb=256)
     assert told.value.code in {"capacity.unavailable", "request.invalid"}
     assert set(host.world.alive) == before
+
+
+async def test_they_give_way_to_one_that_wakes(host: Host, running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As to one that starts again, or goes back to a snapshot: they ask for memory in the same way."""
+    record = await host.create()
+    await settle(host.pools.quick_to_fill)
+    await host.sleep.hibernate("w", record.id)
+    full = replace(host.capacity.limits, memory_mb=host.capacity.usage().memory_mb)
+    monkeypatch.setattr(host.capacity, "limits", full)
+    assert (await host.sleep.wake("w", record.id)).status is Status.RUNNING
+    assert sum(host.pools.counts().values()) == 3
+    await host.lifecycle.delete("w", record.id)

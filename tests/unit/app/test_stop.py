@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from app_host import Host
 
+from cloche_server.app.room import Room
 from cloche_server.app.stop import StopVerbs
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
@@ -18,7 +19,7 @@ from kit.fake_engine import settle
 @pytest.fixture
 def power(host: Host) -> StopVerbs:
     catalog: Any = host.creator._catalog
-    return StopVerbs(host.access, host.supervisor, host.machines, catalog, host.capacity, host.clock)
+    return StopVerbs(host.access, host.supervisor, host.machines, catalog, Room(host.capacity, host.pools), host.clock)
 
 
 def status(host: Host, record: Sandbox) -> Status:

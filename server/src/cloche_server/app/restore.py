@@ -11,9 +11,9 @@ import asyncio
 from typing import Any
 
 from cloche_server.app.access import Access
-from cloche_server.app.capacity import Capacity, refused
 from cloche_server.app.entry import Entry, illegal, rearmed
 from cloche_server.app.machines import Machines, Slot, Source
+from cloche_server.app.room import Room
 from cloche_server.app.sleep import STATE
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.supervisor import Supervisor
@@ -38,7 +38,7 @@ class Restores:
         machines: Machines,
         snapshots: Snapshots,
         catalog: TemplateCatalog,
-        capacity: Capacity,
+        room: Room,
         clock: Clock,
     ) -> None:
         self._access = access
@@ -46,7 +46,7 @@ class Restores:
         self._machines = machines
         self._snapshots = snapshots
         self._catalog = catalog
-        self._capacity = capacity
+        self._room = room
         self._clock = clock
 
     async def restore(self, workspace: str, sandbox_id: str, snapshot_id: str | None) -> Sandbox:
@@ -71,9 +71,7 @@ class Restores:
             raise illegal(record, Event.RESTORE)
         _check_size(record, snapshot)
         held = entry.machine is not None
-        refusal = self._capacity.try_memory(record.id)
-        if refusal is not None:
-            raise refused(refusal)
+        await self._room.take(record.id)
         began = self._clock.monotonic()
         layer = id_from_random(random_bytes(16))
         try:
@@ -87,7 +85,7 @@ class Restores:
                 raise
         except BaseException:
             if not held:
-                self._capacity.without_memory(record.id)
+                self._room.give_back(record.id)
             raise
         try:
             await self._end_old(entry, record.layer_id)
@@ -155,7 +153,7 @@ class Restores:
 
     async def _failed(self, entry: Entry, error: BaseException) -> None:
         _log.error("restore.failed", sandbox=entry.record.id, error=repr(error))
-        self._capacity.without_memory(entry.record.id)
+        self._room.give_back(entry.record.id)
         if entry.record.status is Status.RESTORING:
             await self._supervisor.fail(entry, "it could not be taken back to a snapshot")
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from cloche_server.app.access import Access
-from cloche_server.app.capacity import Capacity, refused
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.entry import Entry, illegal, rearmed
 from cloche_server.app.machines import Machines, Slot
+from cloche_server.app.room import Room
 from cloche_server.app.steps import to_the_end
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
@@ -41,14 +41,14 @@ class SleepVerbs:
         supervisor: Supervisor,
         machines: Machines,
         capturer: Capturer,
-        capacity: Capacity,
+        room: Room,
         clock: Clock,
     ) -> None:
         self._access = access
         self._supervisor = supervisor
         self._machines = machines
         self._capturer = capturer
-        self._capacity = capacity
+        self._room = room
         self._clock = clock
         access.waker = self.wake_entry
         supervisor.on_idle = self._idle
@@ -194,7 +194,7 @@ class SleepVerbs:
         if machine is not None and not await self._ended(entry, machine, guest):
             entry.machine = machine
         else:
-            self._capacity.without_memory(entry.record.id)
+            self._room.give_back(entry.record.id)
         await self._supervisor.move(entry, Event.SAVED, done=True, process=None)
 
     async def _ended(self, entry: Entry, machine: Machine, guest: GuestClient | None) -> bool:
@@ -232,9 +232,7 @@ class SleepVerbs:
             await entry.machine.kill()
             entry.machine.release()
             entry.machine = None
-        refusal = self._capacity.try_memory(entry.record.id)
-        if refusal is not None:
-            raise refused(refusal)
+        await self._room.take(entry.record.id)
         directory = self._machines.root / entry.record.id
         slot: Slot | None = None
         try:
@@ -270,7 +268,7 @@ class SleepVerbs:
         _log.error("wake.failed", sandbox=entry.record.id, error=repr(error))
         resists = slot is not None and not await self._ended(entry, slot.machine, slot.guest)
         if not resists:
-            self._capacity.without_memory(entry.record.id)
+            self._room.give_back(entry.record.id)
         if entry.record.status is Status.WAKING:
             if (directory / STATE).is_dir():
                 await self._supervisor.move(entry, Event.UNDONE, done=True)

@@ -10,9 +10,9 @@ import time
 from typing import Final
 
 from cloche_server.app.access import Access
-from cloche_server.app.capacity import Capacity, refused
 from cloche_server.app.entry import Entry, illegal
 from cloche_server.app.machines import Machines, Slot
+from cloche_server.app.room import Room
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import expires_at
@@ -38,14 +38,14 @@ class StopVerbs:
         supervisor: Supervisor,
         machines: Machines,
         catalog: TemplateCatalog,
-        capacity: Capacity,
+        room: Room,
         clock: Clock,
     ) -> None:
         self._access = access
         self._supervisor = supervisor
         self._machines = machines
         self._catalog = catalog
-        self._capacity = capacity
+        self._room = room
         self._clock = clock
 
     # ---------------------------------------------------------------- stop
@@ -108,9 +108,7 @@ class StopVerbs:
             raise illegal(record, Event.START)
         began = self._clock.monotonic()
         meta = self._catalog.existing(record.template_id)
-        refusal = self._capacity.try_memory(record.id)
-        if refusal is not None:
-            raise refused(refusal)
+        await self._room.take(record.id)
         slot: Slot | None = None
         try:
             await self._supervisor.move(entry, Event.START)
@@ -143,6 +141,6 @@ class StopVerbs:
             await slot.guest.aclose()
             await slot.machine.kill()
             slot.machine.release()
-        self._capacity.without_memory(entry.record.id)
+        self._room.give_back(entry.record.id)
         if entry.record.status is Status.STARTING:
             await self._supervisor.move(entry, Event.UNDONE, process=None)
