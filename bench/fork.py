@@ -52,6 +52,11 @@ def one_round(api: httpx.Client, parent: str, times: dict[str, list[float]]) -> 
         times, "create from the snapshot", lambda: ok(api.post("/sandboxes", json={"from_snapshot": snapshot["id"]}))
     )
     delete(api, copy["id"])
+    timed(times, "restore in place", lambda: ok(api.post(f"/sandboxes/{parent}/restore")))
+    disk = timed(
+        times, "snapshot of the disk", lambda: ok(api.post(f"/sandboxes/{parent}/snapshots", json={"memory": False}))
+    )
+    ok(api.delete(f"/snapshots/{disk['id']}"))
     ok(api.delete(f"/snapshots/{snapshot['id']}"))
     timed(times, "pause", lambda: ok(api.post(f"/sandboxes/{parent}/pause")))
     timed(times, "resume", lambda: ok(api.post(f"/sandboxes/{parent}/resume")))

@@ -24,6 +24,7 @@ from cloche_server.app.exec import Execs
 from cloche_server.app.files import Files
 from cloche_server.app.fork import Forks
 from cloche_server.app.idempotency import IdempotentCreates
+from cloche_server.app.idle import IdleActions
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
 from cloche_server.app.names import NamedCreates
@@ -169,6 +170,9 @@ class _Parts:
         self.upkeep = Upkeep(settings, self.catalog, self.pools, engine.fingerprint, shape, store, idempotency, clock)
         room = Room(capacity, self.pools)
         taken = Snapshots(access, self.supervisor, capturer, machines, snapshots, clock)
+        sleep = SleepVerbs(access, self.supervisor, machines, capturer, room, clock)
+        power = StopVerbs(access, self.supervisor, machines, self.catalog, room, clock)
+        IdleActions(self.supervisor, sleep, power)
         self.services = Services(
             settings=settings,
             clock=clock,
@@ -177,8 +181,8 @@ class _Parts:
             creator=creator,
             creates=NamedCreates(IdempotentCreates(creator, access, idempotency), access, lifecycle),
             lifecycle=lifecycle,
-            sleep=SleepVerbs(access, self.supervisor, machines, capturer, room, clock),
-            power=StopVerbs(access, self.supervisor, machines, self.catalog, room, clock),
+            sleep=sleep,
+            power=power,
             forks=Forks(access, self.supervisor, capturer, creator, machines, lifecycle),
             snapshots=taken,
             restores=Restores(access, self.supervisor, machines, taken, self.catalog, room, clock),

@@ -16,6 +16,7 @@ from cloche_server.app.create import CreateRequest, Creator
 from cloche_server.app.entry import Entry
 from cloche_server.app.fork import Forks
 from cloche_server.app.idempotency import IdempotentCreates
+from cloche_server.app.idle import IdleActions
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
 from cloche_server.app.pools import Pools
@@ -223,12 +224,14 @@ def assemble(data: Path, database: Database, world: World, crew: Crew, **changes
     room = Room(capacity, pools)
     sleep = SleepVerbs(access, supervisor, machines, capturer, room, clock)
     forks = Forks(access, supervisor, capturer, creator, machines, lifecycle)
+    power = StopVerbs(access, supervisor, machines, catalog, room, clock)
+    IdleActions(supervisor, sleep, power)
     taken = Snapshots(access, supervisor, capturer, machines, snapshots, clock)
     return Host(
         world, root, database, store, clock, capacity, machines, pools, supervisor, creator, access, lifecycle, creates,
         reconciler, snapshots, capturer, sleep, forks,
         taken,
-        StopVerbs(access, supervisor, machines, catalog, room, clock),
+        power,
         Restores(access, supervisor, machines, taken, catalog, room, clock),
     )  # fmt: skip
 

@@ -155,3 +155,24 @@ async def test_a_wait_ends_when_the_sandbox_fails_or_is_gone(host: Host) -> None
     with pytest.raises(ClocheError) as told:
         await waits[1]
     assert told.value.code == "sandbox.not_found"
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("action", "then"),
+    [("pause", Status.PAUSED), ("hibernate", Status.HIBERNATED), ("stop", Status.STOPPED), ("delete", None)],
+)
+async def test_what_is_done_to_an_idle_one(host: Host, action: str, then: Status | None) -> None:
+    """Each of them, and why can be read afterwards."""
+    entry = await entry_of(host, idle_seconds=10, idle_action=IdleAction(action))
+    host.clock.time += 10
+    await nudge(host, entry)
+    if then is None:
+        await settle(lambda: host.supervisor.entries() == [])
+        assert entry.record.termination is not None
+        assert entry.record.termination.reason is TerminationReason.IDLE
+        return
+    await settle(lambda: entry.record.status is then)
+    assert entry.record.status_reason == "idle"
+    await settle(lambda: then is Status.PAUSED or not host.world.held)
+    assert await host.untrue() == []

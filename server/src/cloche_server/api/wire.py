@@ -78,7 +78,7 @@ class CreateBody(Wire):
     idle_seconds: Ttl = Field(
         0, description="After so long without a command, a transfer or a call: `idle_action`; 0 = never."
     )
-    idle_action: Literal["pause", "hibernate", "delete"] = Field("hibernate", description="What happens then.")
+    idle_action: Literal["pause", "hibernate", "stop", "delete"] = Field("hibernate", description="What happens then.")
     metadata: Metadata = Field(default_factory=dict, description="Labels. Keys `secret.*` are never shown again.")
     env: Env = Field(default_factory=dict, description="Environment of every command.")
     cwd: Cwd | None = Field(
@@ -142,7 +142,7 @@ class SandboxPatch(Wire):
     ttl_seconds: Ttl | None = Field(None, description="Counted from now; 0 = never.")
     persistent: StrictBool | None = Field(None, description="True: no TTL at all.")
     idle_seconds: Ttl | None = Field(None, description="Counted from now; 0 = never.")
-    idle_action: Literal["pause", "hibernate", "delete"] | None = Field(None, description="What happens then.")
+    idle_action: Literal["pause", "hibernate", "stop", "delete"] | None = Field(None, description="What happens then.")
 
 
 class MkdirBody(Wire):
@@ -225,7 +225,7 @@ class SandboxAnswer(BaseModel):
     generation: int
     status_reason: Literal["asked", "idle"] | None = Field(None, description="Why it is paused or hibernated.")
     idle_seconds: int
-    idle_action: Literal["pause", "hibernate", "delete"]
+    idle_action: Literal["pause", "hibernate", "stop", "delete"]
     parent_id: str | None = Field(None, description="The sandbox it was forked from.")
     fork_tree_id: str | None = Field(None, description="Children of one fork share it.")
     from_snapshot: str | None = Field(None, description="The snapshot it continued from.")

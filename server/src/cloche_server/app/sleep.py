@@ -17,7 +17,7 @@ from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Event, Status
 from cloche_server.core.ports import Captured, Machine
-from cloche_server.core.records import BootMode, IdleAction, Sandbox, TerminationReason
+from cloche_server.core.records import BootMode, Sandbox
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import RenewRequest
 from cloche_server.host import files
@@ -51,26 +51,15 @@ class SleepVerbs:
         self._room = room
         self._clock = clock
         access.waker = self.wake_entry
-        supervisor.on_idle = self._idle
-
-    async def _idle(self, entry: Entry) -> None:
-        """Nothing has been going on in it for as long as it was told."""
-        action = entry.record.idle_action
-        _log.info("sandbox.idle", sandbox=entry.record.id, action=action.value)
-        if action is IdleAction.PAUSE:
-            await self._pause(entry, reason="idle")
-        elif action is IdleAction.HIBERNATE:
-            await self._hibernate(entry, reason="idle")
-        else:
-            self._supervisor.send(entry, Event.DELETE, reason=TerminationReason.IDLE)
 
     # ---------------------------------------------------------------- pause
 
     async def pause(self, workspace: str, sandbox_id: str) -> Sandbox:
         entry = await self._access.find(workspace, sandbox_id)
-        return await self._supervisor.perform(entry, lambda: self._pause(entry))
+        return await self._supervisor.perform(entry, lambda: self.pause_entry(entry))
 
-    async def _pause(self, entry: Entry, reason: str = "asked") -> Sandbox:
+    async def pause_entry(self, entry: Entry, reason: str = "asked") -> Sandbox:
+        """Inside the task of the sandbox. `reason` is what its `status_reason` says afterwards."""
         if entry.record.status is Status.PAUSED:
             return entry.record
         if entry.record.status is not Status.RUNNING or entry.machine is None:
@@ -116,9 +105,10 @@ class SleepVerbs:
 
     async def hibernate(self, workspace: str, sandbox_id: str) -> Sandbox:
         entry = await self._access.find(workspace, sandbox_id)
-        return await self._supervisor.perform(entry, lambda: self._hibernate(entry))
+        return await self._supervisor.perform(entry, lambda: self.hibernate_entry(entry))
 
-    async def _hibernate(self, entry: Entry, reason: str = "asked") -> Sandbox:
+    async def hibernate_entry(self, entry: Entry, reason: str = "asked") -> Sandbox:
+        """As `pause_entry`."""
         if entry.record.status is Status.HIBERNATED:
             return entry.record
         if entry.record.status not in {Status.RUNNING, Status.PAUSED} or entry.machine is None:

@@ -54,7 +54,7 @@ class StopVerbs:
         """Raises `sandbox.stop_timeout` when the guest has not shut down after `timeout` seconds: it may still do so,
         and nothing was killed. With `force` it is killed then."""
         entry = await self._access.awake(workspace, sandbox_id)
-        await self._supervisor.perform(entry, lambda: self._ask(entry, timeout))
+        await self._supervisor.perform(entry, lambda: self.ask(entry, timeout))
         deadline = time.monotonic() + timeout
         while entry.record.status is Status.STOPPING and (left := deadline - time.monotonic()) > 0:
             await self._moved(entry, left)
@@ -77,13 +77,14 @@ class StopVerbs:
         except TimeoutError:
             pass
 
-    async def _ask(self, entry: Entry, timeout: float) -> None:
+    async def ask(self, entry: Entry, timeout: float, reason: str = "asked") -> None:
+        """Inside the task of the sandbox: has the guest shut down, and does not wait for it."""
         if entry.record.status in {Status.STOPPED, Status.STOPPING}:
             return
         if entry.record.status is not Status.RUNNING or entry.guest is None:
             raise illegal(entry.record, Event.STOP)
         await entry.guest.shutdown(round(min(GRACE, max(0.0, timeout - 1)) * 1000))
-        await self._supervisor.move(entry, Event.STOP)
+        await self._supervisor.move(entry, Event.STOP, status_reason=reason)
 
     # ---------------------------------------------------------------- start
 
@@ -132,6 +133,7 @@ class StopVerbs:
             cold=True,
             termination=None,
             ended_at=None,
+            status_reason=None,
             expires_at=expires_at(now, record.ttl_seconds, record.persistent),
         )
 

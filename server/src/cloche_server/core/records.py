@@ -50,6 +50,7 @@ class IdleAction(StrEnum):
 
     PAUSE = "pause"
     HIBERNATE = "hibernate"
+    STOP = "stop"
     DELETE = "delete"
 
 
@@ -144,7 +145,7 @@ class Sandbox:
     #: After so many seconds without a command, a transfer or a call: `idle_action`. 0: never.
     idle_seconds: int = 0
     idle_action: IdleAction = IdleAction.HIBERNATE
-    #: Why it is paused or hibernated: `asked` or `idle`.
+    #: Why it is paused, hibernated or stopped: `asked` or `idle`.
     status_reason: str | None = None
 
 

@@ -13,7 +13,7 @@ from ..models import ForkResult, Lifecycle, Promotion, SandboxInfo
 from .snapshot import AsyncSnapshot
 from .transport import AsyncTransport
 
-IdleAction = Literal["pause", "hibernate", "delete"]
+IdleAction = Literal["pause", "hibernate", "stop", "delete"]
 
 #: A wait asks again that often, so that no connection stands still for long.
 WAIT_SECONDS: Final = 20.0
