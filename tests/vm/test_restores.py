@@ -92,7 +92,7 @@ def test_calls_wait_for_it_and_a_foreign_one_gives_no_names(family: Api) -> None
 
 
 def test_what_is_damaged_or_does_not_fit_changes_nothing(family: Api, server: Server) -> None:
-    box, large = family.create(), family.create(disk_mb=3000)
+    box, large = family.create(), family.create(disk_mb=5000)
     box.sh("echo here > /dev/shm/m; echo here > /root/f; sync")
     assert refused(box).code == "request.invalid"
     assert refused(box, "z" * 20).code == "snapshot.not_found"

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import h2.errors
 import pytest
 from guest_fake_peer import CANCEL, Call, FakePeer, get, until
+from hyperframe.frame import DataFrame, HeadersFrame
 
 from cloche_server.guest.errors import LinkLost, LinkTimeout, StreamBroken
 from cloche_server.guest.h2link import Link
@@ -38,6 +39,27 @@ async def test_cancelling_the_caller_resets_the_call(peer: FakePeer, link: Link)
     assert await asyncio.wait_for(peer.calls[0].reset, 1) == CANCEL
     peer.handler = lambda call: call.answer(b"ok")
     assert await get(link) == b"ok"
+
+
+async def test_an_answer_that_crosses_a_reset_harms_nobody(peer: FakePeer, link: Link) -> None:
+    """The agent had begun to answer when it was told that nobody wants it; others have made calls since."""
+
+    async def silent(call: Call) -> None:
+        await call.reset
+
+    peer.handler = silent
+    task = asyncio.ensure_future(link.request("GET", "/"))
+    await until(lambda: peer.calls)
+    task.cancel()
+    await asyncio.wait({task})
+    peer.handler = lambda call: call.answer(b"ok")
+    assert [await get(link) for _ in range(3)] == [b"ok"] * 3
+    session = peer.sessions[0]
+    head = HeadersFrame(peer.calls[0].id, flags=["END_HEADERS"])
+    head.data = session.h2.encoder.encode([(":status", "200"), ("x-not-seen-before", "1")])
+    session.transport.write(head.serialize() + DataFrame(peer.calls[0].id, b"late", flags=["END_STREAM"]).serialize())
+    assert [await get(link) for _ in range(3)] == [b"ok"] * 3
+    assert link.is_open
 
 
 async def test_leaving_the_iteration_resets_the_call(peer: FakePeer, link: Link) -> None:
