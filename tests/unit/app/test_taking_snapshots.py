@@ -176,7 +176,9 @@ async def test_a_snapshot_that_cannot_be_written(
         patched.setattr(*place, failing)
         with pytest.raises(ClocheError) as told:
             await host.snapshots.take("w", record.id)
-    assert (told.value.code == "host.disk_full") == isinstance(error, OSError)
+    full = isinstance(error, OSError) and error.errno == 28
+    assert (told.value.code == "host.disk_full") == full
+    assert not isinstance(error, OSError) or full or told.value.code == "sandbox.capture_failed"
     assert host.snapshots.list("w") == []
     assert await host.untrue() == []
     await host.snapshots.take("w", record.id)

@@ -81,6 +81,13 @@ def as_cloche(error: BaseException) -> ClocheError:
     return ClocheError("internal", "the sandbox could not be changed; the log of the server has more")
 
 
+def not_written(error: OSError, what: str) -> ClocheError:
+    """`what` could not be written: for want of room, or for another reason."""
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return ClocheError("host.disk_full", f"{what} could not be written: the disk of the host is full")
+    return ClocheError("sandbox.capture_failed", f"{what} could not be written ({error.strerror or error})")
+
+
 def illegal(record: Sandbox, event: Event) -> ClocheError:
     return ClocheError(
         "sandbox.invalid_state",

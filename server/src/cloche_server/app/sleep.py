@@ -9,7 +9,7 @@ from typing import Final
 
 from cloche_server.app.access import Access
 from cloche_server.app.capturing import Capturer
-from cloche_server.app.entry import Entry, illegal, rearmed
+from cloche_server.app.entry import Entry, illegal, not_written, rearmed
 from cloche_server.app.machines import Machines, Slot
 from cloche_server.app.room import Room
 from cloche_server.app.steps import to_the_end
@@ -136,7 +136,7 @@ class SleepVerbs:
             if entry.machine is not None and _status(entry) is Status.HIBERNATING:
                 await asyncio.shield(self._not_hibernated(entry, paused))
             if isinstance(error, OSError):
-                raise ClocheError("host.disk_full", "the memory of the sandbox could not be saved") from error
+                raise not_written(error, "the memory of the sandbox") from error
             raise
         return entry.record
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from cloche_server.app.access import Access
 from cloche_server.app.capturing import Capturer
-from cloche_server.app.entry import Entry
+from cloche_server.app.entry import Entry, not_written
 from cloche_server.app.machines import Machines, Source
 from cloche_server.app.steps import to_the_end
 from cloche_server.app.supervisor import Supervisor
@@ -96,7 +96,7 @@ class Snapshots:
         except BaseException as error:
             await asyncio.shield(self._machines.release_layer(layer))
             if isinstance(error, OSError):
-                raise ClocheError("host.disk_full", "the snapshot could not be written") from error
+                raise not_written(error, "the snapshot") from error
             raise
         finally:
             if captured.pages is not None:
