@@ -43,6 +43,7 @@ SEMANTIC = {
     "lineage_fork",
     "lineage_fork_tree",
     "lineage_promote",
+    "snapshots_restore",
 }
 #: Snapshots that no generated request may delete.
 KEPT: set[str] = set()
@@ -55,9 +56,10 @@ SLOW = {
     "lineage_restart",
     "lineage_fork",
     "lineage_fork_tree",
-    "lineage_take_snapshot",
+    "snapshots_take_snapshot",
     "lineage_hibernate",
     "lineage_wake",
+    "snapshots_restore",
 }
 
 
@@ -87,6 +89,8 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str) -
                     parameter["schema"] = {"type": "string", "enum": ["0", "false", ""]}
                 if path.endswith("/wait") and parameter["name"] == "timeout":
                     parameter["schema"] = {"type": "number", "minimum": 0, "maximum": 0.2}
+                    parameter["required"] = True
+    found["components"]["schemas"]["RestoreBody"]["properties"]["snapshot_id"] = {"enum": [snapshot, "nope", None]}
     create = found["components"]["schemas"]["CreateBody"]["properties"]
     for name, allowed in {"cpus": [1], "cpu": [1], "vcpus": [1], "memory_mb": [256], "disk_mb": [4096, 5000]}.items():
         create[name] = {"enum": [*allowed, None]}
@@ -134,7 +138,7 @@ def _check(case: schemathesis.Case, api: Api) -> None:
     path = case.path_parameters or {}
     if name == "sandboxes_delete" and path.get("sandbox_id") in api.made:
         return
-    if name == "lineage_delete_snapshot" and path.get("snapshot_id") in KEPT:
+    if name == "snapshots_delete_snapshot" and path.get("snapshot_id") in KEPT:
         return
     excluded: list[CheckFunction] = [not_a_server_error, *([positive_data_acceptance] if name in SEMANTIC else ())]
     headers = {"Authorization": f"Bearer {api.token}"}
@@ -155,7 +159,7 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
         return
     if name in UNDO:
         api.call("POST", f"/v1/sandboxes/{path['sandbox_id']}/{UNDO[name]}")
-    elif name == "lineage_take_snapshot":
+    elif name == "snapshots_take_snapshot":
         api.call("DELETE", f"/v1/snapshots/{response.json()['id']}")
     elif response.status_code == 201 and name in {"sandboxes_create", "lineage_fork", "lineage_fork_tree"}:
         made = response.json()

@@ -28,7 +28,6 @@ ALLOWED = {
     ("paused", "hibernate"): Status.HIBERNATED,
     ("hibernated", "hibernate"): Status.HIBERNATED,
     ("hibernated", "wake"): Status.RUNNING,
-    ("failed", "wake"): Status.FAILED,
 }
 
 pytestmark = pytest.mark.usefixtures("quick")

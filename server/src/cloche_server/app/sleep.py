@@ -205,7 +205,13 @@ class SleepVerbs:
 
     async def wake(self, workspace: str, sandbox_id: str) -> Sandbox:
         entry = await self._access.find(workspace, sandbox_id)
-        return await self._supervisor.perform(entry, lambda: self._wake(entry))
+
+        async def wake() -> Sandbox:
+            if entry.record.status is Status.FAILED:
+                raise illegal(entry.record, Event.WAKE)
+            return await self._wake(entry)
+
+        return await self._supervisor.perform(entry, wake)
 
     async def wake_entry(self, entry: Entry) -> None:
         """For whoever needs the sandbox awake; any number at once wake it once."""

@@ -186,7 +186,8 @@ class Supervisor:
             except (Exception, asyncio.CancelledError) as error:  # one sandbox must never take the others with it
                 if isinstance(error, asyncio.CancelledError) and is_cancelled():
                     raise
-                _log.error(
+                # What is not possible now is for the caller to know; all else is for the operator.
+                (_log.info if isinstance(error, ClocheError) else _log.error)(
                     "sandbox.move_failed",
                     sandbox=entry.record.id,
                     event_name=message.event.value,
