@@ -192,13 +192,14 @@ class Importer:
     def _publish_template(self, staged: Path, manifest: Manifest, meta: dict[str, Any], made: _Made) -> None:
         root = self._templates.root.parent / BOOT
         root.mkdir(mode=0o700, exist_ok=True)
-        for part in BOOT_FILES:
-            path = staged / "boot" / part
-            path.chmod(0o444)
-            with contextlib.suppress(FileExistsError):  # the same bytes are there
-                os.link(path, root / manifest.member(f"boot/{part}").sha256)
-        files.fsync_dir(root)
-        made.template = self._templates.publish(staged / "template", meta)
+        with self._templates.boot_lock:
+            for part in BOOT_FILES:
+                path = staged / "boot" / part
+                path.chmod(0o444)
+                with contextlib.suppress(FileExistsError):  # the same bytes are there
+                    os.link(path, root / manifest.member(f"boot/{part}").sha256)
+            files.fsync_dir(root)
+            made.template = self._templates.publish(staged / "template", meta)
 
     def _publish(
         self, staged: Path, names: list[str], snapshot: Snapshot, described: dict[str, Any], made: _Made

@@ -7,7 +7,6 @@ when no sandbox and no snapshot lies over them, they go. So do boot files that c
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 from cloche_server.app.pools import Pools
 from cloche_server.core.errors import ClocheError
@@ -54,13 +53,10 @@ class TemplateKeeper:
         if self._pools.template is not None:
             used.add(self._pools.template.id)
         unused = {meta.template.id: meta for meta in self._superseded() if meta.template.id not in used}
-        boot = await asyncio.to_thread(self._unused_boot)
         for template_id in unused.keys() & self._unused:
             await asyncio.to_thread(self._templates.remove, unused[template_id])
             _log.info("template.pruned", template_id=template_id)
-        for name in boot & self._unused:
-            await asyncio.to_thread((self._boot_root() / name).unlink, missing_ok=True)
-        self._unused = unused.keys() | boot
+        self._unused = unused.keys() | await asyncio.to_thread(self._prune_boot, self._unused)
 
     def _superseded(self) -> list[TemplateMeta]:
         metas = self._templates.all()
@@ -72,12 +68,15 @@ class TemplateKeeper:
             or (m.workspace is not None and newest[m.workspace, m.template.name, m.fingerprint] != m.template.id)
         ]
 
-    def _boot_root(self) -> Path:
-        return self._templates.root.parent / BOOT
-
-    def _unused_boot(self) -> set[str]:
-        root = self._boot_root()
+    def _prune_boot(self, before: set[str]) -> set[str]:
+        """The boot files of archives that no template names; those that were in `before` are removed."""
+        root = self._templates.root.parent / BOOT
         if not root.is_dir():
             return set()
-        named = {path.name for m in self._templates.all() for path in (m.boot.kernel, m.boot.initrd, m.boot.root_image)}
-        return {path.name for path in root.iterdir() if not path.name.startswith(".")} - named
+        with self._templates.boot_lock:
+            metas = self._templates.all()
+            named = {path.name for m in metas for path in (m.boot.kernel, m.boot.initrd, m.boot.root_image)}
+            unused = {path.name for path in root.iterdir()} - named
+            for name in unused & before:
+                (root / name).unlink(missing_ok=True)
+        return unused

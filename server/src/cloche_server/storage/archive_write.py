@@ -92,6 +92,7 @@ def write_archive(described: dict[str, Any], parts: Sequence[OpenPart], stop: th
     manifest = json.dumps({**described, "members": members}).encode()
     out = _Out()
     yield from out.add(tar_header(MANIFEST, len(manifest)), manifest, padding(len(manifest)))
+    yield out.flush()  # whoever reads it can refuse before anything else has come
     for part in parts:
         size, digest, done = part.member.size, hashlib.sha256(), 0
         yield from out.add(tar_header(part.member.name, size))
@@ -125,6 +126,10 @@ class _Out:
             self._taken = 0
             gathered, self._gathered = bytes(self._gathered), bytearray()
             yield gathered
+
+    def flush(self) -> bytes:
+        gathered, self._gathered = bytes(self._gathered), bytearray()
+        return gathered + self._zstd.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
     def finish(self) -> bytes:
         return bytes(self._gathered) + self._zstd.flush()

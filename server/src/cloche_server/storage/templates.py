@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +79,8 @@ class TemplateCatalog:
         self._seen: tuple[int, int] | None = None
         self._metas: dict[str, TemplateMeta] = {}
         self._checked: dict[str, tuple[tuple[int, int, int], ...]] = {}
+        #: Held while boot files are shared by a template that is being published, or are removed as nobody's.
+        self.boot_lock = threading.Lock()
 
     def all(self) -> list[TemplateMeta]:
         """Every complete baked template, oldest first."""
