@@ -61,10 +61,15 @@ class Importer:
         self._snapshots = snapshots
         self._clock = clock
 
-    async def take_in(self, workspace: str, body: AsyncIterator[bytes], name: str | None = None) -> Snapshot:
+    async def take_in(
+        self, workspace: str, body: AsyncIterator[bytes], name: str | None = None, length: int | None = None
+    ) -> Snapshot:
         """A snapshot of the workspace, from the bytes of an archive. Nothing is left when it raises: `request.invalid`,
-        `request.too_large`, `snapshot.incompatible`, `host.disk_full`, and what `body` raises."""
+        `request.too_large`, `snapshot.incompatible`, `host.disk_full`, and what `body` raises. `length`: of the body,
+        where it is known before."""
         limit = self._limit()
+        if length is not None and length > limit:
+            raise self._too_large(length)
         found: list[TemplateMeta] = []
 
         def judge(manifest: Manifest) -> set[str]:

@@ -123,8 +123,10 @@ async def import_(
     """It has a new id, and whatever it stands on is its own, or was here byte for byte. 409 when another QEMU or CPU
     model has made it. Import only what you trust: its device state is loaded by QEMU. A body that breaks off leaves
     nothing."""
+    length = request.headers.get("content-length", "")
+    known = int(length) if length.isascii() and length.isdigit() and len(length) < 18 else None
     try:
-        made = await services.importer.take_in(workspace, _body(request), name)
+        made = await services.importer.take_in(workspace, _body(request), name, known)
     except ClientDisconnect:
         raise ClientGone from None
     return json_response(present.snapshot(made), 201)
