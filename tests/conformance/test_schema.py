@@ -43,6 +43,9 @@ SEMANTIC = {
     "lineage_fork",
     "lineage_fork_tree",
     "lineage_promote",
+    "lineage_promote_snapshot",
+    "lineage_import_snapshot",
+    "templates_delete",
 }
 #: Snapshots that no generated request may delete.
 KEPT: set[str] = set()
@@ -56,6 +59,8 @@ SLOW = {
     "lineage_fork",
     "lineage_fork_tree",
     "lineage_take_snapshot",
+    "lineage_promote_snapshot",
+    "lineage_export_snapshot",
     "lineage_hibernate",
     "lineage_wake",
 }
@@ -157,6 +162,8 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
         api.call("POST", f"/v1/sandboxes/{path['sandbox_id']}/{UNDO[name]}")
     elif name == "lineage_take_snapshot":
         api.call("DELETE", f"/v1/snapshots/{response.json()['id']}")
+    elif name == "lineage_promote_snapshot":
+        api.call("DELETE", f"/v1/templates/{response.json()['name']}")
     elif response.status_code == 201 and name in {"sandboxes_create", "lineage_fork", "lineage_fork_tree"}:
         made = response.json()
         for one in made.get("children", [made]):

@@ -26,7 +26,10 @@ from cloche_server.core.errors import ClocheError
 
 router = APIRouter(tags=["lineage"])
 
-_ARCHIVE = {"content": {"application/zstd": {"schema": {"type": "string", "format": "binary"}}}}
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
+_ARCHIVE = {"content": {"application/zstd": _BYTES}}
+#: Of what type it is said to be does not matter.
+_UPLOAD = {"content": {"application/octet-stream": _BYTES, "application/zstd": _BYTES}}
 
 
 class ArchiveResponse(Response):
@@ -110,7 +113,7 @@ async def export(
     status_code=201,
     response_model=SnapshotAnswer,
     responses=answers(400, 409, 413, 500, 507),
-    openapi_extra={"requestBody": {"required": True, **_ARCHIVE}},
+    openapi_extra={"requestBody": {"required": True, **_UPLOAD}},
     name="import_snapshot",
     summary="Make a snapshot of an archive",
 )
