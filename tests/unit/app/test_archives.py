@@ -6,7 +6,7 @@ import asyncio
 import errno
 import json
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import zstandard
 from archive_site import MIB, Site, disk_bytes, pieces
 
 from cloche_server.app import archive_import as import_module
+from cloche_server.app import export as export_module
 from cloche_server.core.errors import ClocheError
 from cloche_server.host import files
 from cloche_server.storage.snapshots import SnapshotCatalog
@@ -158,6 +159,28 @@ async def test_a_reader_that_goes_away_leaves_no_hold_and_no_file_open(site: Sit
     assert site.snapshots.remove(one)
     site.layers.release(one.layer_id)
     assert not list(site.layers.root.iterdir())
+
+
+async def test_what_nobody_reads_is_not_made(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+    real = export_module.write_archive
+
+    def counting(*args: Any) -> Iterator[bytes]:
+        nonlocal made
+        for piece in real(*args):
+            made += 1
+            yield piece
+
+    monkeypatch.setattr(export_module, "write_archive", counting)
+    export = await site.exporter.export("w", site.snapshot(site.bake()).id)
+    chunks = export.chunks()
+    for number in range(1, 3):
+        await anext(chunks)
+        await asyncio.sleep(0.05)
+        assert made == number
+    await chunks.aclose()
+    await export.aclose()
+    assert made == 2
 
 
 @pytest.mark.parametrize("file", ["pages", "layer", "mem"])

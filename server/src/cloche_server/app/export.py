@@ -79,6 +79,7 @@ class Exporter:
             raise ClocheError("request.invalid", f"the snapshot {snapshot.id} holds no memory and cannot be exported")
         layers = self._machines.layers
         layers.hold(snapshot.layer_id)
+        opened: list[OpenPart] = []
         try:
             chain = layers.chain(snapshot.layer_id)
             if len(chain) > LAYERS_MAX:
@@ -87,7 +88,10 @@ class Exporter:
                     f"the disk has {len(chain)} layers, an archive takes {LAYERS_MAX}; promote it first",
                 )
             meta, parts = await asyncio.to_thread(self._parts, snapshot, below, chain, template)
-            opened = await on_thread(lambda stop: open_parts(parts, self._digests, stop))
+            await on_thread(lambda stop: opened.extend(open_parts(parts, self._digests, stop)))
+        except asyncio.CancelledError:
+            close_parts(opened)
+            raise
         except OSError as error:
             raise ClocheError("snapshot.corrupt", "a file of the snapshot, or below it, is missing") from error
         finally:

@@ -58,7 +58,6 @@ class Promoter:
         `snapshot.incompatible`, `template.corrupt`, `host.disk_full`."""
         snapshot = self._snapshots.get(workspace, snapshot_id)
         aliases = tuple(dict.fromkeys(one for one in aliases if one != name))
-        await asyncio.to_thread(self._check_names, workspace, name, aliases)
         if not getattr(snapshot, "memory", True):
             raise ClocheError(
                 "request.invalid",
@@ -67,6 +66,7 @@ class Promoter:
         layers = self._machines.layers
         layers.hold(snapshot.layer_id)
         try:
+            await asyncio.to_thread(self._check_names, workspace, name, aliases)
             async with self._one_at_a_time:
                 made = await self._make(snapshot, name, aliases, description)
         finally:
