@@ -44,6 +44,9 @@ SEMANTIC = {
     "lineage_fork_tree",
     "lineage_promote",
     "snapshots_restore",
+    "snapshots_promote_snapshot",
+    "snapshots_import_snapshot",
+    "templates_delete",
 }
 #: Snapshots that no generated request may delete.
 KEPT: set[str] = set()
@@ -57,6 +60,8 @@ SLOW = {
     "lineage_fork",
     "lineage_fork_tree",
     "snapshots_take_snapshot",
+    "snapshots_promote_snapshot",
+    "snapshots_export_snapshot",
     "lineage_hibernate",
     "lineage_wake",
     "snapshots_restore",
@@ -161,6 +166,8 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
         api.call("POST", f"/v1/sandboxes/{path['sandbox_id']}/{UNDO[name]}")
     elif name == "snapshots_take_snapshot":
         api.call("DELETE", f"/v1/snapshots/{response.json()['id']}")
+    elif name == "snapshots_promote_snapshot":
+        api.call("DELETE", f"/v1/templates/{response.json()['name']}")
     elif response.status_code == 201 and name in {"sandboxes_create", "lineage_fork", "lineage_fork_tree"}:
         made = response.json()
         for one in made.get("children", [made]):

@@ -15,12 +15,14 @@ from cloche_server import __version__
 from cloche_server.api.app import build_app
 from cloche_server.api.protocol import HttpProtocol
 from cloche_server.app.access import Access
+from cloche_server.app.archive_import import Importer
 from cloche_server.app.bake import Baker
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
 from cloche_server.app.exec import Execs
+from cloche_server.app.export import Exporter
 from cloche_server.app.files import Files
 from cloche_server.app.fork import Forks
 from cloche_server.app.idempotency import IdempotentCreates
@@ -29,6 +31,7 @@ from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.pools import Pools
+from cloche_server.app.promote_template import Promoter
 from cloche_server.app.reconcile import Reconciler
 from cloche_server.app.restore import Restores
 from cloche_server.app.room import Room
@@ -37,6 +40,7 @@ from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.stop import StopVerbs
 from cloche_server.app.supervisor import Supervisor
+from cloche_server.app.template_keeper import TemplateKeeper
 from cloche_server.app.templates import Templates
 from cloche_server.app.tend import tend
 from cloche_server.app.tokens import Tokens
@@ -167,12 +171,15 @@ class _Parts:
         self.reconciler = Reconciler(store, machines, capacity, self.supervisor, snapshots, clock)
         capturer = Capturer(self.supervisor, machines, self.catalog)
         shape = Shape(settings.default_cpus, settings.default_memory_mb)
-        self.upkeep = Upkeep(settings, self.catalog, self.pools, engine.fingerprint, shape, store, idempotency, clock)
         room = Room(capacity, self.pools)
         taken = Snapshots(access, self.supervisor, capturer, machines, snapshots, clock)
         sleep = SleepVerbs(access, self.supervisor, machines, capturer, room, clock)
         power = StopVerbs(access, self.supervisor, machines, self.catalog, room, clock)
         IdleActions(self.supervisor, sleep, power)
+        keeper = TemplateKeeper(self.catalog, snapshots, store, self.pools)
+        self.upkeep = Upkeep(
+            settings, self.catalog, self.pools, engine.fingerprint, shape, store, idempotency, clock, keeper
+        )
         self.services = Services(
             settings=settings,
             clock=clock,
@@ -186,10 +193,13 @@ class _Parts:
             forks=Forks(access, self.supervisor, capturer, creator, machines, lifecycle),
             snapshots=taken,
             restores=Restores(access, self.supervisor, machines, taken, self.catalog, room, clock),
+            promoter=Promoter(settings, machines, self.catalog, snapshots, clock),
+            exporter=Exporter(machines, self.catalog, snapshots),
+            importer=Importer(settings, machines, self.catalog, snapshots, clock),
             execs=Execs(access),
             files=Files(access),
             consoles=Consoles(access, settings.data / "sandboxes"),
-            templates=Templates(self.catalog),
+            templates=Templates(self.catalog, keeper),
             tokens=Tokens(TokenStore(database), clock),
         )
 

@@ -84,7 +84,10 @@ class Settings:
         20.0, "How much of the data disk may be promised in all; disks are sparse.", low=0.1, high=1000
     )
     disk_reserve_mb: int = _setting(2048, "Free disk that is never given to sandboxes.", low=0, high=1048576)
-    pool_template: str = _setting("base", "Template the pools are filled with; empty switches both off.")
+    pool_template: str = _setting(
+        "base",
+        "Template the pools are filled with, `<workspace>/<name>` for one that was promoted; empty switches both off.",
+    )
     pool_launched: int = _setting(2, "Launched processes kept waiting for a restore.", low=0, high=1000)
     pool_warm: int = _setting(2, "Restored and warmed sandboxes kept ready.", low=0, high=1000)
     parallel_boots: int = _setting(4, "Machines started at the same time; more wait their turn.", low=1, high=256)
@@ -92,6 +95,12 @@ class Settings:
     max_ttl_seconds: int = _setting(0, "Longest TTL a caller may ask for; 0 = no limit.", low=0, high=315360000)
     exec_default_timeout: int = _setting(3600, "Timeout of a command when the caller names none.", low=1, high=31536000)
     exec_max_timeout: int = _setting(86400, "Longest timeout of a command.", low=1, high=31536000)
+    max_import_mb: int = _setting(
+        32768,
+        "Largest archive that may be imported, unpacked; 0 refuses all imports.",
+        low=0,
+        high=16777216,
+    )
     deleted_retention: int = _setting(86400, "How long the record of a deleted sandbox is kept.", low=60, high=31536000)
     shutdown_grace: float = _setting(5.0, "How long running requests may finish at shutdown.", low=0, high=600)
 

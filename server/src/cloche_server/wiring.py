@@ -34,7 +34,7 @@ def prepare_data(data: Path) -> None:
     Raises `host.unsupported`.
     """
     try:
-        for part in ("", "templates", "images", "kernels", "sandboxes", "layers", "snapshots", "zeros", "run"):
+        for part in ("", "templates", "images", "kernels", "sandboxes", "layers", "snapshots", "boot", "zeros", "run"):
             (data / part).mkdir(parents=True, exist_ok=True, mode=0o700)
         if not os.access(data / "run", os.W_OK):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))

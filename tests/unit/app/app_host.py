@@ -53,8 +53,11 @@ class FakeCatalog:
             template(root), (), "", ExecDefaults(), BootFiles(root, root, root), "fake", "inputs", {}, {}
         )
 
-    def resolve(self, name: str) -> str | None:
+    def resolve(self, name: str, *_: object) -> str | None:
         return "base" if name == "base" else None
+
+    def newest(self, *_: object) -> TemplateMeta:
+        return self.meta
 
     def find(self, *_: object) -> TemplateMeta:
         return self.meta

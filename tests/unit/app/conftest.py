@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from app_host import Crew, Host, assemble
+from archive_site import Site
 
 from cloche_server.app import machines as machines_module
 from cloche_server.app import reconcile as reconcile_module
@@ -78,3 +80,20 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def host(tmp_path: Path, database: Database, world: World, crew: Crew) -> Host:
     return assemble(tmp_path, database, world, crew)
+
+
+@pytest.fixture
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests that are not about a power cut: waiting for the disk would take most of their time."""
+    monkeypatch.setattr(os, "fsync", lambda _: None)
+
+
+@pytest.fixture
+def site(tmp_path: Path, world: World) -> Site:
+    return Site(tmp_path / "here", world)
+
+
+@pytest.fixture
+def other(tmp_path: Path, world: World) -> Site:
+    """A server elsewhere."""
+    return Site(tmp_path / "there", world)

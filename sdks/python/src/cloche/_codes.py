@@ -75,6 +75,7 @@ CODES: Final[Mapping[str, type[ClocheError]]] = {
     "template.corrupt": TemplateError,
     "template.bake_failed": TemplateError,
     "template.in_use": ConflictError,
+    "template.name_taken": ConflictError,
     "template.invalid_recipe": TemplateError,
     "exec.not_found": ExecNotFound,
     "exec.conflict": ConflictError,

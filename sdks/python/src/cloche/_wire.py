@@ -365,5 +365,7 @@ def template(data: Json) -> models.Template:
         disk_mb=int(data.get("disk_mb") or 0),
         size_bytes=int(data.get("size_bytes") or 0),
         created_at=timestamp(data.get("created_at")),
+        is_global=bool(data.get("is_global", True)),
+        from_snapshot=data.get("from_snapshot"),
         raw=data,
     )

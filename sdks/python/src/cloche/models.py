@@ -331,6 +331,9 @@ class Template:
     disk_mb: int = 0
     size_bytes: int = 0
     created_at: datetime | None = None
+    #: All workspaces may use it; False: this one has promoted it.
+    is_global: bool = True
+    from_snapshot: str | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 

@@ -51,7 +51,11 @@ class FakeCloche(Server):
     async def _route(self, request: Request, reply: Reply) -> None:
         parts = request.path.strip("/").split("/")
         if parts == ["v1", "templates"]:
-            await reply.json(200, [{"name": "base", "aliases": ["ubuntu-24.04"], "state": "ready", "cpu": 1}])
+            base = {"name": "base", "aliases": ["ubuntu-24.04"], "state": "ready", "cpu": 1, "is_global": True}
+            await reply.json(200, [base, *self.lineage.templates.values()])
+        elif parts[:2] == ["v1", "templates"]:
+            found = self.lineage.templates.pop(parts[2], None)
+            await (reply.send(204) if found else reply.error(404, "template.not_found", "there is none"))
         elif parts == ["version"]:
             await reply.json(200, {"version": "0.1.0"})
         elif parts == ["v1", "sandboxes"]:

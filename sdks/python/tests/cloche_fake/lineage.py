@@ -30,6 +30,9 @@ class Lineage:
         self._server = server
         self._numbers = itertools.count(1)
         self.snapshots: dict[str, Json] = {}
+        self.templates: dict[str, Json] = {}
+        #: What came in with imports.
+        self.imported: list[bytes] = []
         self.failing: set[int] = set()
 
     async def handle(self, sandbox: Json, verb: str, request: Request, reply: Reply) -> None:
@@ -58,6 +61,12 @@ class Lineage:
             wanted = request.query.get("sandbox_id")
             found = [one for one in self.snapshots.values() if wanted in (None, one["sandbox_id"])]
             await reply.json(200, {"snapshots": found[::-1]})
+        elif parts == ["import"]:
+            self.imported.append(await request.body())
+            source = next(iter(self.snapshots.values()))
+            made = {**source, "id": f"sn{next(self._numbers)}", "name": request.query.get("name", "as it was")}
+            self.snapshots[made["id"]] = made
+            await reply.json(201, made)
         elif parts[0] not in self.snapshots:
             await reply.error(404, "snapshot.not_found", "there is no such snapshot")
         elif parts[1:] == ["verify"]:
@@ -66,6 +75,16 @@ class Lineage:
             others = [one for name, one in self.snapshots.items() if name != parts[0]]
             shown = {"snapshot": self.snapshots[parts[0]], "ancestors": others, "children": [], "sandboxes": ["a"]}
             await reply.json(200, {**shown, "missing_ancestor_id": "gone"})
+        elif parts[1:] == ["promote"]:
+            body = await request.json()
+            self._server.bodies.append(body)
+            self.templates[body["name"]] = {**body, "state": "ready", "is_global": False, "from_snapshot": parts[0]}
+            await reply.json(201, self.templates[body["name"]])
+        elif parts[1:] == ["export"]:
+            await reply.begin(200, "application/zstd")
+            for _ in range(3):
+                await reply.chunk(b"archive " * 5000 + request.query.get("template", "").encode())
+            await reply.end()
         elif request.method == "DELETE":
             del self.snapshots[parts[0]]
             await reply.send(204)

@@ -37,6 +37,7 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "template.not_found": 404,
     "template.corrupt": 500,
     "template.bake_failed": 500,
+    "template.name_taken": 409,
     "template.in_use": 409,
     "template.invalid_recipe": 400,
     "exec.not_found": 404,

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from cloche_server.api import wire, wire_lineage
+from cloche_server.api import wire, wire_archive, wire_lineage
 from cloche_server.api.docs import error_answer, header
 from cloche_server.settings import Settings
 
@@ -31,6 +31,7 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_lineage.RestoreBody,
     wire_lineage.SnapshotBody,
     wire_lineage.StopBody,
+    wire_archive.PromoteSnapshotBody,
 )
 EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire.OutputEvent,

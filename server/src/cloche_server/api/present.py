@@ -179,7 +179,7 @@ def template(family: Any, default_shape: tuple[int, int]) -> dict[str, Any]:
     shapes = sorted(family.shapes, key=lambda m: (m.template.shape.cpus, m.template.shape.memory_mb))
     exact = [m for m in shapes if (m.template.shape.cpus, m.template.shape.memory_mb) == default_shape]
     shown = (exact or shapes)[-1].template
-    return {
+    body: dict[str, Any] = {
         "name": family.name,
         "aliases": list(family.aliases),
         "description": family.description,
@@ -187,7 +187,7 @@ def template(family: Any, default_shape: tuple[int, int]) -> dict[str, Any]:
         "memory_mb": shown.shape.memory_mb,
         "disk_mb": shown.disk_mb,
         "size_bytes": sum(m.template.size_bytes for m in shapes),
-        "is_global": True,
+        "is_global": family.workspace is None,
         "state": "ready",
         "created_at": rfc3339(shown.created_at),
         "shapes": [
@@ -201,6 +201,9 @@ def template(family: Any, default_shape: tuple[int, int]) -> dict[str, Any]:
             for m in shapes
         ],
     }
+    if family.snapshot_id is not None:
+        body["from_snapshot"] = family.snapshot_id
+    return body
 
 
 def without_none(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -375,10 +375,11 @@ class TemplateAnswer(BaseModel):
     memory_mb: int
     disk_mb: int
     size_bytes: int
-    is_global: bool
+    is_global: bool = Field(description="All workspaces may use it; false: this one has promoted it.")
     state: Literal["ready"]
     created_at: str
     shapes: list[ShapeAnswer]
+    from_snapshot: str | None = Field(None, description="The snapshot it was promoted from.")
 
 
 class MeAnswer(BaseModel):

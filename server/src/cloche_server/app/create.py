@@ -15,6 +15,7 @@ from cloche_server.app.capacity import Capacity, refused
 from cloche_server.app.entry import Entry, find_named, name_taken
 from cloche_server.app.machines import Machines, Slot, Source
 from cloche_server.app.pools import Pools
+from cloche_server.app.promoted import with_own_shape
 from cloche_server.app.steps import Step, run_steps
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
@@ -122,6 +123,7 @@ class Creator:
         self._active.add(task)
         try:
             self._check_boundary(request.minimum_boundary)
+            request = with_own_shape(self._catalog, request, self._machines.engine.fingerprint)
             resources_of = self._sizes(request)
             meta = await self._template(request, resources_of)
             resources = self._with_disk(resources_of, request, meta)
@@ -200,7 +202,7 @@ class Creator:
         if request.source is not None:
             return self._catalog.existing(request.source.template.id)
         name, shape = request.template, resources.shape
-        family = self._catalog.resolve(name)
+        family = self._catalog.resolve(name, request.workspace)
         if family is None:
             raise ClocheError(
                 "template.not_found",
@@ -208,9 +210,9 @@ class Creator:
                 details={"template": name},
             )
         fingerprint = self._machines.engine.fingerprint
-        meta = self._catalog.find(family, shape, fingerprint)
+        meta = self._catalog.find(family, shape, fingerprint, request.workspace)
         if meta is None:
-            model = self._catalog.newest(family)
+            model = self._catalog.newest(family, None, request.workspace)
             assert model is not None, "a family has at least one baked template"
             self.check_room(replace(resources, disk_mb=resources.disk_mb or model.template.disk_mb))
             # A size that nobody has used yet: baked once, kept for all who follow.

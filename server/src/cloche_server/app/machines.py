@@ -149,7 +149,7 @@ class Machines:
                 hostname=hostname(slot.id) if names else None,
                 machine_id=random_bytes(16).hex() if names and not booted else None,
                 warm=warm,
-                thaw=thaw,
+                thaw=thaw or (slot.template.thaw and not booted),
             ),
             timeout=FIRST_ANSWER_TIMEOUT,
         )

@@ -6,13 +6,16 @@ import asyncio
 from dataclasses import dataclass, field
 
 from cloche_server.app.access import Access
+from cloche_server.app.archive_import import Importer
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
 from cloche_server.app.exec import Execs
+from cloche_server.app.export import Exporter
 from cloche_server.app.files import Files
 from cloche_server.app.fork import Forks
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.names import NamedCreates
+from cloche_server.app.promote_template import Promoter
 from cloche_server.app.restore import Restores
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
@@ -40,6 +43,9 @@ class Services:
     forks: Forks
     snapshots: Snapshots
     restores: Restores
+    promoter: Promoter
+    exporter: Exporter
+    importer: Importer
     execs: Execs
     files: Files
     consoles: Consoles

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 
 from cloche_server.app.idempotency import KEPT_SECONDS
 from cloche_server.app.pools import Pools
+from cloche_server.app.promoted import pool_target
+from cloche_server.app.template_keeper import TemplateKeeper
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import Shape
 from cloche_server.host.clock import Clock
@@ -35,6 +37,7 @@ class Upkeep:
         store: SandboxStore,
         idempotency: IdempotencyStore,
         clock: Clock,
+        keeper: TemplateKeeper,
     ) -> None:
         self._settings = settings
         self._catalog = catalog
@@ -44,6 +47,7 @@ class Upkeep:
         self._store = store
         self._idempotency = idempotency
         self._clock = clock
+        self._keeper = keeper
         self._told: str | None = None
 
     async def run(self) -> None:
@@ -54,6 +58,7 @@ class Upkeep:
             if self._clock.monotonic() >= next_prune:
                 next_prune = self._clock.monotonic() + PRUNE_EVERY
                 await self._safely(self._prune)
+                await self._safely(self._keeper.prune)
             await asyncio.sleep(AIM_EVERY)
 
     async def _safely(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -70,7 +75,10 @@ class Upkeep:
         """Another process may have baked a newer template, or removed or damaged the present one."""
         name = self._settings.pool_template
         meta = None
-        if name and (resolved := self._catalog.resolve(name)):
+        resolved, promoted = pool_target(self._catalog, name, self._fingerprint) if name else (None, None)
+        if promoted is not None:
+            meta = promoted
+        elif resolved is not None:
             meta = self._catalog.find(resolved, self._shape, self._fingerprint)
         if meta is not None:
             try:

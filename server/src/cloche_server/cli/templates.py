@@ -17,6 +17,7 @@ from cloche_server.host.clock import SystemClock
 from cloche_server.settings import Settings
 from cloche_server.storage.locate import find_agent, find_recipe
 from cloche_server.storage.recipe import load_recipe
+from cloche_server.storage.snapshots import SnapshotCatalog
 from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.wiring import build_engine, open_database, prepare_data
@@ -36,6 +37,7 @@ def list_(as_json: bool, data: str | None) -> None:
     rows = [
         {
             "id": m.template.id,
+            "workspace": m.workspace,
             "name": m.template.name,
             "aliases": list(m.aliases),
             "cpus": m.template.shape.cpus,
@@ -51,9 +53,10 @@ def list_(as_json: bool, data: str | None) -> None:
         return
     for m in metas:
         shape = m.template.shape
+        of = "" if m.workspace is None else f"  of workspace {m.workspace}{', from an archive' if m.hidden else ''}"
         click.echo(
             f"{m.template.id:32} {shape.cpus} vCPU  {shape.memory_mb} MiB  disk {m.template.disk_mb} MiB  "
-            f"{m.template.size_bytes >> 20} MiB stored  {m.template.accel}"
+            f"{m.template.size_bytes >> 20} MiB stored  {m.template.accel}{of}"
         )
 
 
@@ -89,7 +92,7 @@ async def _bake(settings: Settings, name: str, shape: Shape, progress: Callable[
 @click.argument("name")
 @data_option
 def rm(name: str, data: str | None) -> None:
-    """Remove a baked template, by id, or all sizes of a name."""
+    """Remove a baked template, by id, or all sizes of a name. One that was promoted: `<workspace>/<name>`."""
     settings = settings_from(data=data)
     removed = run_async(_remove(settings, name))
     for template_id in removed:
@@ -98,13 +101,19 @@ def rm(name: str, data: str | None) -> None:
 
 async def _remove(settings: Settings, name: str) -> list[str]:
     catalog = TemplateCatalog(settings.data)
-    doomed = [m for m in catalog.all() if name in (m.template.id, m.template.name)]
+    doomed = [m for m in catalog.all() if name in (m.template.id, _name_for_all(m))]
     if not doomed:
         raise ClocheError("template.not_found", f"template {name} not found; `cloche-server template list` shows all")
     await asyncio.to_thread(prepare_data, settings.data)
+    snapshots = await asyncio.to_thread(SnapshotCatalog(settings.data).read)
     async with open_database(settings.data) as database:
         store = SandboxStore(database)
         for meta in doomed:
+            over = sum(snapshot.template_id == meta.template.id for snapshot in snapshots)
+            if over:
+                raise ClocheError(
+                    "template.in_use", f"{meta.template.id} lies below {over} snapshots; delete them first"
+                )
             users = await store.template_users(meta.template.id)
             if users:
                 raise ClocheError(
@@ -113,3 +122,8 @@ async def _remove(settings: Settings, name: str) -> list[str]:
     for meta in doomed:
         await asyncio.to_thread(catalog.remove, meta)
     return [meta.template.id for meta in doomed]
+
+
+def _name_for_all(meta: TemplateMeta) -> str:
+    """The name of a template where those of all workspaces are told apart."""
+    return meta.template.name if meta.workspace is None else f"{meta.workspace}/{meta.template.name}"

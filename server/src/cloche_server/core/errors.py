@@ -66,6 +66,9 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "template.not_found": ErrorSpec("there is no such template"),
     "template.corrupt": ErrorSpec("a file of the template is damaged or missing", action="bake it again"),
     "template.bake_failed": ErrorSpec("baking the template failed"),
+    "template.name_taken": ErrorSpec(
+        "the name is that of a template of all workspaces, or an alias of another one", action="choose another one"
+    ),
     "template.in_use": ErrorSpec("the template is in use by a sandbox"),
     "template.invalid_recipe": ErrorSpec("the recipe of the template is not valid"),
     # exec

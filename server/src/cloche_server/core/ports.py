@@ -26,6 +26,8 @@ class BakedTemplate:
     accel: str
     size_bytes: int
     created_at: float
+    #: Its commands were frozen when its memory was taken, and go on after the first renewal.
+    thaw: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,8 +87,13 @@ def publish(staged: Path, target: Path) -> bool:
     return True
 
 
+def is_full(error: OSError) -> bool:
+    """Whether there was no room on the disk."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 def _disk_error(error: OSError, path: Path) -> ClocheError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if is_full(error):
         return ClocheError("host.disk_full", f"the disk that holds {path} is full")
     return ClocheError("internal", f"{path} could not be written: {error.strerror}")
 

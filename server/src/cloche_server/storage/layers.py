@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -130,6 +130,25 @@ class Layers:
             if parent is not None:
                 self._hold(parent)
         return path
+
+    def adopt(self, staged: Sequence[tuple[str, Path]]) -> None:
+        """Takes finished files in as a chain, top first, whose top is held once. They name one another already, and are
+        on the disk. When it raises OSError none of them is a layer."""
+        moved: list[Path] = []
+        try:
+            for name, path in reversed(staged):
+                path.rename(self.path(name))
+                moved.append(self.path(name))
+            files.fsync_dir(self.root)
+        except BaseException:
+            for path in moved:
+                path.unlink(missing_ok=True)
+            raise
+        with self._lock:
+            names = [name for name, _ in staged]
+            for name, below in zip(names, [*names[1:], None], strict=True):
+                self._parents[name] = below
+                self._holds[name] = 1
 
     def hold(self, layer_id: str) -> None:
         with self._lock:

@@ -5,6 +5,7 @@ One without memory has `meta.json` only. The SHA-256 of every disk layer is in t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +106,23 @@ class SnapshotCatalog:
                 raise
         self._all[snapshot.id] = done
         return done
+
+    def adopt(self, work: Path, snapshot: Snapshot, saved_meta: dict[str, Any]) -> Snapshot:
+        """Takes in a finished directory with `pages` and `dev` that came from elsewhere; `saved_meta` is what goes
+        before the description of the snapshot in `meta.json`. Raises OSError, `host.disk_full`."""
+        files.write_atomic(work / "meta.json", json.dumps({**saved_meta, **_to_meta(snapshot)}, indent=2) + "\n")
+        files.publish(work, self.root / snapshot.id)
+        try:
+            done = _from_meta(saved.read_meta(self.root / snapshot.id), _size(self.root / snapshot.id))
+        except BaseException:
+            files.remove_tree(self.root / snapshot.id)
+            raise
+        self._all[snapshot.id] = done
+        return done
+
+    def ids_of_templates(self) -> set[str]:
+        """The templates that snapshots of any workspace lie over."""
+        return {snapshot.template_id for snapshot in self._all.values()}
 
     def load(self, snapshot: Snapshot, fingerprint: str) -> SavedState:
         """What a machine with memory continues from; its pages are the caller's to close. Digests are compared once

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,19 @@ class TemplateMeta:
     inputs: str
     sizes: Mapping[str, int] = field(default_factory=dict)
     digests: Mapping[str, str] = field(default_factory=dict)
+    #: The only workspace that may use it, because its memory holds data of that workspace; None: all may.
+    workspace: str | None = None
+    #: It lies below snapshots that came in an archive, and has no name that a create could find.
+    hidden: bool = False
+    #: The snapshot it was promoted from.
+    snapshot_id: str | None = None
+    #: What it was where its archive was made: id and digests, in one digest.
+    origin: str | None = None
+
+    @property
+    def from_recipe(self) -> bool:
+        """It was baked, and can be baked in another shape."""
+        return self.workspace is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +59,14 @@ class Family:
     aliases: tuple[str, ...]
     description: str
     shapes: tuple[TemplateMeta, ...]
+
+    @property
+    def workspace(self) -> str | None:
+        return self.shapes[-1].workspace
+
+    @property
+    def snapshot_id(self) -> str | None:
+        return self.shapes[-1].snapshot_id
 
 
 class TemplateCatalog:
@@ -57,6 +79,8 @@ class TemplateCatalog:
         self._seen: tuple[int, int] | None = None
         self._metas: dict[str, TemplateMeta] = {}
         self._checked: dict[str, tuple[tuple[int, int, int], ...]] = {}
+        #: Held while boot files are shared by a template that is being published, or are removed as nobody's.
+        self.boot_lock = threading.Lock()
 
     def all(self) -> list[TemplateMeta]:
         """Every complete baked template, oldest first."""
@@ -82,37 +106,55 @@ class TemplateCatalog:
             raise ClocheError("template.corrupt", f"the template {template_id} is not there any more")
         return meta
 
-    def resolve(self, name: str) -> str | None:
-        """The template name behind a name or alias; None when nothing of that name is baked."""
+    def visible(self, workspace: str | None) -> list[TemplateMeta]:
+        """What a workspace may make sandboxes from, oldest first: what all may use, and what it has promoted. Its own
+        names come before the same names of all."""
         metas = self.all()
+        own = {m.template.name for m in metas if workspace is not None and m.workspace == workspace and not m.hidden}
+        return [
+            m
+            for m in metas
+            if not m.hidden and (m.workspace == workspace if m.template.name in own else m.workspace is None)
+        ]
+
+    def resolve(self, name: str, workspace: str | None = None) -> str | None:
+        """The template name behind a name or alias; None when a workspace has nothing of that name."""
+        metas = self.visible(workspace)
         for meta in reversed(metas):
             if meta.template.name == name:
                 return name
         return next((meta.template.name for meta in reversed(metas) if name in meta.aliases), None)
 
-    def find(self, name: str, shape: Shape, fingerprint: str) -> TemplateMeta | None:
+    def find(self, name: str, shape: Shape, fingerprint: str, workspace: str | None = None) -> TemplateMeta | None:
         """The newest baked template of a name and shape that this engine can restore."""
         fitting = [
             meta
-            for meta in self.all()
+            for meta in self.visible(workspace)
             if meta.template.name == name and meta.template.shape == shape and meta.fingerprint == fingerprint
         ]
         return fitting[-1] if fitting else None
 
-    def newest(self, name: str, fingerprint: str | None = None) -> TemplateMeta | None:
+    def newest(self, name: str, fingerprint: str | None = None, workspace: str | None = None) -> TemplateMeta | None:
         """The newest baked template of a name, of any shape: what other shapes are baked like."""
         fitting = [
-            meta for meta in self.all() if meta.template.name == name and fingerprint in (None, meta.fingerprint)
+            meta
+            for meta in self.visible(workspace)
+            if meta.template.name == name and fingerprint in (None, meta.fingerprint)
         ]
         return fitting[-1] if fitting else None
 
-    def families(self) -> list[Family]:
-        """The names, each with its shapes, by name."""
+    def families(self, workspace: str | None = None) -> list[Family]:
+        """The names, each with its shapes, by name. Of what was promoted only the newest version."""
         by_name: dict[str, list[TemplateMeta]] = {}
-        for meta in self.all():
+        for meta in self.visible(workspace):
             by_name.setdefault(meta.template.name, []).append(meta)
         return [
-            Family(name, metas[-1].aliases, metas[-1].description, tuple(metas))
+            Family(
+                name,
+                metas[-1].aliases,
+                metas[-1].description,
+                tuple(metas if metas[-1].from_recipe else metas[-1:]),
+            )
             for name, metas in sorted(by_name.items())
         ]
 
@@ -203,6 +245,7 @@ class TemplateCatalog:
                     files.allocated_bytes(directory / name) for name in FILES if (directory / name).exists()
                 ),
                 created_at=float(meta["created_at"]),
+                thaw=bool(meta.get("thaw", False)),
             )
             return TemplateMeta(
                 template=template,
@@ -214,6 +257,10 @@ class TemplateCatalog:
                 inputs=meta["inputs"],
                 sizes={name: int(meta["files"][name]["size"]) for name in FILES},
                 digests={name: str(meta["files"][name]["sha256"]) for name in FILES},
+                workspace=meta.get("workspace"),
+                hidden=bool(meta.get("hidden", False)),
+                snapshot_id=meta.get("snapshot_id"),
+                origin=meta.get("origin"),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
@@ -223,6 +270,10 @@ def _corrupt(meta: TemplateMeta, why: str) -> ClocheError:
     return ClocheError(
         "template.corrupt",
         f"the template {meta.template.name} ({meta.template.id}) is damaged: {why}; "
-        f"run `cloche-server template bake {meta.template.name}` again",
+        + (
+            f"run `cloche-server template bake {meta.template.name}` again"
+            if meta.from_recipe
+            else "promote or import the snapshot again"
+        ),
         details={"template_id": meta.template.id},
     )

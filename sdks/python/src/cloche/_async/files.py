@@ -144,29 +144,7 @@ class AsyncFiles:
         The local file is replaced in one step when all of it has come; a failure leaves it as it was. An open
         binary file is written to as the bytes come.
         """
-        if not isinstance(local, str | os.PathLike):
-            return await self._pour(path, local)
-        target = Path(local)
-        part = target.with_name(f".{target.name[:200]}.{uuid.uuid4().hex[:12]}.part")
-        file = await _aio.run_blocking(_open, part, "xb")
-        try:
-            try:
-                size = await self._pour(path, file)
-            finally:
-                file.close()
-            await _aio.run_blocking(part.replace, target)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-        return size
-
-    async def _pour(self, path: RemotePath, file: BinaryIO) -> int:
-        size = 0
-        async with self.iter_bytes(path) as chunks:
-            async for chunk in chunks:
-                await _aio.write_chunk(file, chunk)
-                size += len(chunk)
-        return size
+        return await save(self.iter_bytes(path), local)
 
     def _read_call(self, path: RemotePath) -> Call:
         return Call("GET", self._path, params=_paths.field(path), kind="safe", accept="*/*")
@@ -248,6 +226,54 @@ class AsyncFiles:
         return _paths.entry(_wire.record(data), posixpath.dirname(_paths.text(path).rstrip("/")) or "/")
 
 
+async def save(stream: AsyncFileStream, local: str | os.PathLike[str] | BinaryIO) -> int:
+    """Write a stream to a local file, which is replaced in one step when all has come, or to an open one. The size."""
+    if not isinstance(local, str | os.PathLike):
+        return await _pour(stream, local)
+    target = Path(local)
+    part = target.with_name(f".{target.name[:200]}.{uuid.uuid4().hex[:12]}.part")
+    file = await _aio.run_blocking(_open, part, "xb")
+    try:
+        try:
+            size = await _pour(stream, file)
+        finally:
+            file.close()
+        await _aio.run_blocking(part.replace, target)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
+    return size
+
+
+async def _pour(stream: AsyncFileStream, file: BinaryIO) -> int:
+    size = 0
+    async with stream as chunks:
+        async for chunk in chunks:
+            await _aio.write_chunk(file, chunk)
+            size += len(chunk)
+    return size
+
+
+class LocalFile:
+    """A local file by its path, closed at the end, or one that is open already, which stays open."""
+
+    def __init__(self, source: str | os.PathLike[str] | IO[bytes]) -> None:
+        self._source = source
+        self._file: BinaryIO | None = None
+
+    async def __aenter__(self) -> IO[bytes]:
+        if not isinstance(self._source, str | os.PathLike):
+            return self._source
+        self._file = await _aio.run_blocking(_open, Path(self._source), "rb")
+        return self._file
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
 def _content(data: Source) -> bytes | AsyncIterator[bytes]:
     if isinstance(data, str):
         return data.encode("utf-8")
@@ -256,7 +282,7 @@ def _content(data: Source) -> bytes | AsyncIterator[bytes]:
     if isinstance(data, Path):
         return _from_path(data)
     if hasattr(data, "read"):
-        return _from_file(data)
+        return pieces(data)
     if hasattr(data, "__aiter__") or hasattr(data, "__iter__"):
         return _gathered(data)
     raise TypeError(f"cannot write {type(data).__name__}; give text, bytes, a Path, a file or an iterable")
@@ -269,13 +295,14 @@ def _open(path: Path, mode: Literal["rb", "xb"]) -> BinaryIO:
 async def _from_path(path: Path) -> AsyncIterator[bytes]:
     file = await _aio.run_blocking(_open, path, "rb")
     try:
-        async for chunk in _from_file(file):
+        async for chunk in pieces(file):
             yield chunk
     finally:
         file.close()
 
 
-async def _from_file(file: Any) -> AsyncIterator[bytes]:
+async def pieces(file: Any) -> AsyncIterator[bytes]:
+    """The bytes of an open file, piece by piece."""
     while chunk := await _aio.read_chunk(file, CHUNK):
         yield chunk.encode("utf-8") if isinstance(chunk, str) else chunk
 

@@ -1,15 +1,17 @@
-"""A snapshot: find it, delete it. `AsyncSandbox.snapshot` takes one."""
+"""A snapshot: find it, make a template or an archive of it, delete it. `AsyncSandbox.snapshot` takes one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, BinaryIO, Self
 
 from .. import _call, _wire
 from .._call import SLOW, Call
 from ..errors import SnapshotNotFound
-from ..models import SnapshotInfo, SnapshotLineage
+from ..models import SnapshotInfo, SnapshotLineage, Template
 from .client import AsyncClient, transport_for
+from .files import CHUNK, AsyncFileStream, save
 from .transport import AsyncTransport
 
 
@@ -80,6 +82,27 @@ class AsyncSnapshot:
         """Where it comes from, and what came of it."""
         data = _wire.record(await self._transport.json(Call("GET", f"{self._path}/lineage", kind="safe")))
         return _wire.lineage(data)
+
+    async def promote(self, name: str, *, aliases: Sequence[str] = (), description: str = "") -> Template:
+        """Make a template of it: `AsyncSandbox.create(name)` then continues from this moment, as often as wanted.
+
+        Only this workspace sees it. The same name again makes its newest version; a name that all workspaces use raises
+        `ConflictError`. The snapshot may be deleted afterwards.
+        """
+        body: dict[str, Any] = {"name": name, "aliases": [*aliases], "description": description}
+        data = await self._transport.json(Call("POST", f"{self._path}/promote", json=body, silence=SLOW))
+        return _wire.template(_wire.record(data))
+
+    async def export(self, local: str | os.PathLike[str] | BinaryIO, *, template: bool = True) -> int:
+        """Write it to a local file as one archive, which `AsyncClient.import_snapshot` takes, here or elsewhere.
+
+        Returns its size. A file given by its path is replaced in one step when all has come; a failure leaves it as it
+        was. Without `template` the archive is smaller, and needs a server that has the template below the snapshot. An
+        archive holds the memory of the sandbox, with every secret that was in it.
+        """
+        query = _call.params(template=template)
+        call = Call("GET", f"{self._path}/export", params=query, kind="safe", accept="*/*", silence=SLOW)
+        return await save(AsyncFileStream(self._transport, call, CHUNK), local)
 
     async def delete(self) -> None:
         """Delete it for good; sandboxes that started from it go on. One that is gone already is fine."""

@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+import os
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from .. import _sio, _call, _config, _wire
-from .._call import Call
+from .._call import SLOW, Call
 from ..models import Template
 from .transport import Transport
+
+if TYPE_CHECKING:
+    from .snapshot import Snapshot
 
 
 class Client:
@@ -46,6 +50,30 @@ class Client:
         """What sandboxes can be made from."""
         data = self.transport.json(Call("GET", _call.path("templates"), kind="safe"))
         return [_wire.template(item) for item in _wire.records(data)]
+
+    def delete_template(self, name: str) -> None:
+        """Delete a template that this workspace has promoted, with all its versions.
+
+        While sandboxes or snapshots lie over one of them it raises `ConflictError`.
+        """
+        self.transport.json(Call("DELETE", _call.path("templates", name), silence=SLOW))
+
+    def import_snapshot(
+        self, source: str | os.PathLike[str] | IO[bytes], *, name: str | None = None
+    ) -> Snapshot:
+        """Make a snapshot of an archive that `Snapshot.export` has written: a path, or an open binary file.
+
+        It has a new id, and the name it had unless `name` is given. `SnapshotIncompatible`: it was taken under another
+        QEMU or CPU model. Import only what you trust.
+        """
+        from .files import LocalFile, pieces
+        from .snapshot import Snapshot
+
+        query, path = _call.params(name=name), _call.path("snapshots", "import")
+        with LocalFile(source) as file:
+            call = Call("POST", path, params=query, content=pieces(file), silence=SLOW)
+            made = self.transport.json(call)
+        return Snapshot(self.transport, _wire.snapshot_info(_wire.record(made)))
 
     def version(self) -> dict[str, Any]:
         """The release of the server."""

@@ -29,7 +29,8 @@ router = APIRouter(tags=["snapshots"])
 SnapshotId = Annotated[str, Path(description="Id of a snapshot.")]
 
 
-async def _shown(services: Services, found: Sequence[Any]) -> list[dict[str, Any]]:
+async def shown(services: Services, found: Sequence[Any]) -> list[dict[str, Any]]:
+    """Snapshots as they are answered."""
     sizes = await asyncio.to_thread(lambda: [services.snapshots.disk_bytes(one) for one in found])
     return [present.snapshot(one, size) for one, size in zip(found, sizes, strict=True)]
 
@@ -48,7 +49,7 @@ async def take(sandbox_id: SandboxId, request: Request, services: ServicesDep, w
     holds all that the guest was told is written."""
     body = await read_model(request, SnapshotBody)
     made = await services.snapshots.take(workspace, sandbox_id, body.name, body.memory)
-    return json_response((await _shown(services, [made]))[0], 201)
+    return json_response((await shown(services, [made]))[0], 201)
 
 
 @router.post(
@@ -73,13 +74,13 @@ async def snapshots(
     workspace: Workspace,
     sandbox_id: Annotated[str | None, Query(description="Only those of this sandbox: its checkpoints.")] = None,
 ) -> Response:
-    return json_response({"snapshots": await _shown(services, services.snapshots.list(workspace, sandbox_id))})
+    return json_response({"snapshots": await shown(services, services.snapshots.list(workspace, sandbox_id))})
 
 
 @router.get("/snapshots/{snapshot_id}", response_model=SnapshotAnswer, responses=answers(404), summary="Get a snapshot")
 async def get_snapshot(snapshot_id: SnapshotId, services: ServicesDep, workspace: Workspace) -> Response:
     found = services.snapshots.get(workspace, snapshot_id)
-    return json_response((await _shown(services, [found]))[0])
+    return json_response((await shown(services, [found]))[0])
 
 
 @router.get(
@@ -90,15 +91,15 @@ async def get_snapshot(snapshot_id: SnapshotId, services: ServicesDep, workspace
 )
 async def lineage(snapshot_id: SnapshotId, services: ServicesDep, workspace: Workspace) -> Response:
     found = services.snapshots.lineage(workspace, snapshot_id)
-    shown = await _shown(services, [found.snapshot, *found.ancestors, *found.children])
+    bodies = await shown(services, [found.snapshot, *found.ancestors, *found.children])
     above = len(found.ancestors)
     return json_response(
         present.without_none(
             {
-                "snapshot": shown[0],
-                "ancestors": shown[1 : 1 + above],
+                "snapshot": bodies[0],
+                "ancestors": bodies[1 : 1 + above],
                 "missing_ancestor_id": found.missing,
-                "children": shown[1 + above :],
+                "children": bodies[1 + above :],
                 "sandboxes": list(found.sandboxes),
             }
         )

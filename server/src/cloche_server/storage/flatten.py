@@ -1,0 +1,128 @@
+"""One flat disk and one flat memory, made of what a snapshot stands on.
+
+The disk keeps the root image below it: nobody writes to that, all sandboxes share its pages in the page cache, and a
+flat copy would take several times the room.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from cloche_server.core.ports import Pages
+from cloche_server.host import files
+from cloche_server.host.pages import PAGE
+from cloche_server.host.process import run
+
+_CHUNK: Final = 1 << 20
+_ZEROS: Final = bytes(_CHUNK)
+_ZERO_PAGE: Final = bytes(PAGE)
+#: Copying some gigabytes between slow disks.
+_TIMEOUT: Final = 3600.0
+
+Span = tuple[int, int]
+
+
+async def flatten_disk(top: Path, image: Path, target: Path, size: int) -> None:
+    """Writes what lies over the raw `image`, down from the layer `top`, as one qcow2 file of `size` bytes over that
+    image. Raises `host.disk_full`, `internal`."""
+    await _create("-b", _seen_from(target, top), target, str(size))
+    below = _seen_from(target, image)
+    # Not unsafe: it reads what differs from the image, and only that.
+    await run(["qemu-img", "rebase", "-q", "-f", "qcow2", "-F", "raw", "-b", below, target], timeout=_TIMEOUT)
+
+
+async def empty_overlay(target: Path, backing: str, size: int) -> None:
+    """An empty overlay over a qcow2 file whose name is relative to where the overlay will lie, and that need not be
+    there yet."""
+    await _create("-u", "-b", backing, target, str(size))
+
+
+async def _create(*words: str | Path) -> None:
+    await run(["qemu-img", "create", "-q", "-f", "qcow2", "-F", "qcow2", *words], timeout=60)
+
+
+def _seen_from(file: Path, other: Path) -> str:
+    """A name that stays true when the data directory is moved as a whole."""
+    return os.path.relpath(other, file.parent)
+
+
+async def check_disk(path: Path) -> bool:
+    """Whether the tables of a qcow2 file are sound. Nothing but this file is opened, whatever it says of others."""
+    name = json.dumps({"driver": "qcow2", "backing": None, "file": {"driver": "file", "filename": str(path)}})
+    done = await run(["qemu-img", "check", "-q", "json:" + name], timeout=_TIMEOUT, check=False)
+    return done.returncode in {0, 3}  # 3: clusters that nobody uses, which a machine that was killed leaves
+
+
+def flatten_memory(base: Path | None, pages: Pages, size: int, target: Path, stop: threading.Event) -> None:
+    """Writes a memory of `size` bytes: that of the file `base` (None: zeros) with `pages` laid over, zeros as holes.
+    Blocking; ends with `InterruptedError` soon after `stop` is set. Raises OSError."""
+    with target.open("xb", buffering=0) as file:
+        os.ftruncate(file.fileno(), size)
+        if base is not None:
+            with base.open("rb", buffering=0) as source:
+                for start, end in _apart(_data(source.fileno(), size), pages.runs):
+                    _copy(source.fileno(), file.fileno(), start, end, stop)
+        at = 0
+        for first, count in pages.runs:
+            for offset in range(0, count * PAGE, _CHUNK):
+                _check(stop)
+                length = min(_CHUNK, count * PAGE - offset)
+                write_sparse(file.fileno(), pages.data[at + offset : at + offset + length], first * PAGE + offset)
+            at += count * PAGE
+        os.fsync(file.fileno())
+
+
+def _data(fd: int, size: int) -> Iterator[Span]:
+    for start, end in files.data_ranges(fd):
+        yield start - start % PAGE, min(size, -(-end // PAGE) * PAGE)
+
+
+def _apart(spans: Iterator[Span], runs: tuple[tuple[int, int], ...]) -> Iterator[Span]:
+    """What of `spans` no run of pages covers; both ascend."""
+    number = 0
+    for start, end in spans:
+        while start < end:
+            while number < len(runs) and sum(runs[number]) * PAGE <= start:
+                number += 1
+            first, last = (runs[number][0] * PAGE, sum(runs[number]) * PAGE) if number < len(runs) else (end, end)
+            if first > start:
+                yield start, min(first, end)
+            start = last if first < end else end
+
+
+def _copy(source: int, target: int, start: int, end: int, stop: threading.Event) -> None:
+    while start < end:
+        _check(stop)
+        raw = os.pread(source, min(_CHUNK, end - start), start)
+        if not raw:
+            raise OSError("the memory became shorter while it was read")
+        write_sparse(target, raw, start)
+        start += len(raw)
+
+
+def _check(stop: threading.Event) -> None:
+    if stop.is_set():
+        raise InterruptedError
+
+
+def write_sparse(fd: int, data: bytes | memoryview, at: int) -> int:
+    """Writes `data` at `at` of a file that is a hole there, without its pages of zeros. Returns the bytes written."""
+    raw = bytes(data)
+    if raw == _ZEROS[: len(raw)]:
+        return 0
+    written, start = 0, 0
+    while start < len(raw):
+        end = start
+        while end < len(raw) and (page := raw[end : end + PAGE]) != _ZERO_PAGE[: len(page)]:
+            end += PAGE
+        end = min(end, len(raw))
+        written += end - start
+        while start < end:
+            start += os.pwrite(fd, raw[start:end], at + start)
+        start += PAGE
+    return written

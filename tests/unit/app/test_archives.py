@@ -1,0 +1,415 @@
+"""Archives: what goes out comes in again, here and elsewhere, and nothing else does."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zstandard
+from archive_site import MIB, Site, disk_bytes, pieces
+
+from cloche_server.app import archive_import as import_module
+from cloche_server.app import export as export_module
+from cloche_server.core.errors import ClocheError
+from cloche_server.host import files
+from cloche_server.storage.snapshots import SnapshotCatalog
+from kit.fake_engine import World
+
+pytestmark = pytest.mark.usefixtures("quick_disk")
+
+
+async def refused(site: Site, raw: bytes, workspace: str = "w") -> ClocheError:
+    before = site.files()
+    with pytest.raises(ClocheError) as told:
+        await site.importer.take_in(workspace, pieces(raw))
+    assert site.files() == before, "something is left"
+    return told.value
+
+
+def unpacked(raw: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompressobj().decompress(raw)
+
+
+def packed(tar: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(tar)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+# ---------------------------------------------------------------- there and back
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+@pytest.mark.parametrize("template", [True, False])
+async def test_here_again_it_is_the_same(site: Site, depth: int, template: bool) -> None:
+    """Over the same template, which is not stored twice, on layers of its own."""
+    one = site.snapshot(site.bake(), depth)
+    disk = disk_bytes(site.layers.path(one.layer_id))
+    raw = await site.archive(one, template=template)
+    assert site.snapshots.remove(one)
+    site.layers.release(one.layer_id)
+    assert not list(site.layers.root.iterdir())
+    two = await site.importer.take_in("w", pieces(raw))
+    changed = {"id", "layer_id", "metadata", "parent_snapshot_id", "size_bytes"}
+    same = {name: getattr(one, name) for name in one.__slots__ if name not in changed}
+    assert {name: getattr(two, name) for name in same} == same
+    assert two.metadata == {"k": "v"}, "secrets do not leave the server"
+    assert two.id != one.id
+    assert not set(site.layers.chain(two.layer_id)) & {one.layer_id}
+    assert disk_bytes(site.layers.path(two.layer_id)) == disk
+    assert len(site.layers.chain(two.layer_id)) == depth
+    state = site.snapshots.load(two, "fake")
+    assert state.pages.runs == ((0, 2), (100, 1))
+    assert state.device_state.read_bytes() == b"device state"
+    state.pages.close()
+    assert len(site.templates.all()) == 1
+    assert not list((site.data / "boot").iterdir())
+
+
+async def test_elsewhere_it_brings_its_template(site: Site, other: Site) -> None:
+    one = site.snapshot(site.bake())
+    raw = await site.archive(one)
+    two = await other.importer.take_in("theirs", pieces(raw), "a name")
+    assert (two.workspace, two.name) == ("theirs", "a name")
+    assert disk_bytes(other.layers.path(two.layer_id)) == disk_bytes(site.layers.path(one.layer_id))
+    meta = other.templates.get(two.template_id)
+    assert meta is not None
+    other.templates.check(meta)
+    assert meta.hidden
+    assert meta.workspace == "theirs"
+    assert meta.template.id != one.template_id
+    for part in ("kernel", "initrd", "root_image"):
+        mine = site.templates.all()[0]
+        assert getattr(meta.boot, part).read_bytes() == getattr(mine.boot, part).read_bytes()
+        assert getattr(meta.boot, part).parent == other.data / "boot"
+    for workspace in ("theirs", "w", None):
+        assert other.templates.resolve("base", workspace) is None, "nobody finds it by a name"
+        assert other.templates.families(workspace) == []
+
+
+async def test_the_second_of_a_family_uses_the_template_of_the_first(site: Site, other: Site) -> None:
+    meta = site.bake()
+    first, second = await site.archive(site.snapshot(meta)), await site.archive(site.snapshot(meta), template=False)
+    one = await other.importer.take_in("w", pieces(first))
+    two = await other.importer.take_in("w", pieces(second))
+    three = await other.importer.take_in("w", pieces(first))
+    assert one.template_id == two.template_id == three.template_id
+    assert (await refused(other, second, "elsewhere")).code == "snapshot.incompatible"
+    four = await other.importer.take_in("elsewhere", pieces(first))
+    assert four.template_id != one.template_id, "another workspace trusts nothing of this one"
+    again = await site.importer.take_in("w", pieces(await other.archive(four)))
+    assert disk_bytes(site.layers.path(again.layer_id)) == disk_bytes(other.layers.path(four.layer_id))
+
+
+async def test_a_template_of_another_workspace_is_not_opened_by_its_digests(site: Site) -> None:
+    meta = site.bake("private", workspace="theirs")
+    raw = await site.archive(site.snapshot(meta, workspace="theirs"), template=False)
+    assert (await refused(site, raw, "w")).code == "snapshot.incompatible"
+    assert (await site.importer.take_in("theirs", pieces(raw))).template_id == meta.template.id
+
+
+async def test_one_that_was_booted_from_its_disk(site: Site, other: Site) -> None:
+    two = await other.importer.take_in("w", pieces(await site.archive(site.snapshot(site.bake(), cold=True))))
+    assert two.cold
+    state = other.snapshots.load(two, "fake")
+    assert state.memory is not None
+    assert state.memory.stat().st_size == 2 * MIB
+    state.pages.close()
+
+
+async def test_a_start_finds_what_was_imported(site: Site, other: Site) -> None:
+    raw = await site.archive(site.snapshot(site.bake()))
+    two = await other.importer.take_in("w", pieces(raw))
+    catalog = SnapshotCatalog(other.data)
+    assert [s.id for s in catalog.read()] == [two.id]
+    assert other.layers.take_stock([two.layer_id]) == 0
+
+
+# ---------------------------------------------------------------- export
+
+
+async def test_what_is_removed_meanwhile_is_exported_whole(site: Site) -> None:
+    one = site.snapshot(site.bake())
+    export = await site.exporter.export("w", one.id)
+    assert site.snapshots.remove(one)
+    site.layers.release(one.layer_id)
+    raw = b"".join([piece async for piece in export.chunks()])
+    await export.aclose()
+    assert (await site.importer.take_in("w", pieces(raw))).name == one.name
+
+
+async def test_a_reader_that_goes_away_leaves_no_hold_and_no_file_open(site: Site) -> None:
+    one = site.snapshot(site.bake())
+    before = open_files()
+    export = await site.exporter.export("w", one.id)
+    assert open_files() > before
+    async for _ in export.chunks():
+        break
+    await export.aclose()
+    assert open_files() == before
+    assert site.snapshots.remove(one)
+    site.layers.release(one.layer_id)
+    assert not list(site.layers.root.iterdir())
+
+
+async def test_what_nobody_reads_is_not_made(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+    real = export_module.write_archive
+
+    def counting(*args: Any) -> Iterator[bytes]:
+        nonlocal made
+        for piece in real(*args):
+            made += 1
+            yield piece
+
+    monkeypatch.setattr(export_module, "write_archive", counting)
+    export = await site.exporter.export("w", site.snapshot(site.bake()).id)
+    chunks = export.chunks()
+    for number in range(1, 3):
+        await anext(chunks)
+        await asyncio.sleep(0.05)
+        assert made == number
+    await chunks.aclose()
+    await export.aclose()
+    assert made == 2
+
+
+@pytest.mark.parametrize("file", ["pages", "layer", "mem"])
+async def test_what_has_changed_on_disk_is_no_whole_archive(site: Site, other: Site, file: str) -> None:
+    meta = site.bake()
+    one = site.snapshot(meta)
+    raw = await site.archive(one)
+    export = await site.exporter.export("w", one.id)
+    path = {
+        "pages": site.snapshots.root / one.id / "pages",
+        "layer": site.layers.path(one.layer_id),
+        "mem": meta.template.directory / "mem",
+    }[file]
+    path.chmod(0o600)
+    with path.open("r+b") as damaged:
+        damaged.seek(-1, os.SEEK_END)
+        damaged.write(b"x")
+    sent = bytearray()
+    with pytest.raises(ClocheError, match="has changed"):
+        async for piece in export.chunks():
+            sent += piece
+    await export.aclose()
+    assert len(sent) < len(raw)
+    assert (await refused(other, bytes(sent))).code == "request.invalid"
+
+
+async def test_of_another_workspace_there_is_none(site: Site) -> None:
+    one = site.snapshot(site.bake())
+    for workspace, name in (("elsewhere", one.id), ("w", "z" * 20)):
+        with pytest.raises(ClocheError) as told:
+            await site.exporter.export(workspace, name)
+        assert told.value.code == "snapshot.not_found"
+
+
+# ---------------------------------------------------------------- refusals
+
+
+async def test_another_engine_is_told_before_anything_large_is_read(
+    site: Site, other: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = await site.archive(site.snapshot(site.bake()))
+    monkeypatch.setattr(type(other.engine), "fingerprint", property(lambda _: "other engine"))
+    taken = 0
+
+    async def body() -> AsyncIterator[bytes]:
+        nonlocal taken
+        async for piece in pieces(raw, 200):
+            taken += 1
+            yield piece
+
+    with pytest.raises(ClocheError) as told:
+        await other.importer.take_in("w", body())
+    assert told.value.code == "snapshot.incompatible"
+    assert "fake" in told.value.message
+    assert "other engine" in told.value.message
+    assert taken * 200 < len(raw) / 2
+    assert other.files() == set()
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "word"),
+    [
+        ({"max_import_mb": 0}, "request.too_large", "max_import_mb"),
+        ({"max_import_mb": 3}, "request.too_large", "3 MiB"),
+        ({"max_disk_mb": 7}, "request.invalid", "disk_mb"),
+        ({"disk_reserve_mb": 1 << 40}, "host.disk_full", "no room"),
+    ],
+)
+async def test_limits(tmp_path: Path, world: World, site: Site, changes: dict[str, Any], code: str, word: str) -> None:
+    raw = await site.archive(site.snapshot(site.bake()))
+    error = await refused(Site(tmp_path / "small", world, **changes), raw)
+    assert error.code == code
+    assert word in error.message
+
+
+async def test_a_bomb_costs_what_its_manifest_says_at_most(site: Site, other: Site) -> None:
+    """Zeros without an end compress to nothing; they are not even buffered."""
+    bomb = packed(bytes(64 * MIB))
+    assert len(bomb) < 16_000
+    assert (await refused(other, bomb)).code == "request.invalid"
+    tar = unpacked(await site.archive(site.snapshot(site.bake())))
+    error = await refused(other, packed(tar + bytes(64 * MIB)))
+    assert "something follows its end" in error.message
+
+
+async def test_a_disk_that_fills_up(site: Site, other: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = await site.archive(site.snapshot(site.bake()))
+    real, calls = os.pwrite, 0
+
+    def pwrite(*args: Any) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise OSError(errno.ENOSPC, "no space")
+        return real(*args)
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    assert (await refused(other, raw)).code == "host.disk_full"
+    monkeypatch.setattr(files, "free_bytes", lambda _: -1)
+    assert (await refused(other, raw)).code == "host.disk_full"
+
+
+@pytest.mark.parametrize("call", ["adopt", "publish", "layers", "check_disk", "empty_overlay", "read_meta"])
+async def test_a_step_that_fails_at_the_end_leaves_nothing(
+    site: Site, other: Site, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = await site.archive(site.snapshot(site.bake()))
+
+    def fail(*_: object) -> Any:
+        raise OSError(errno.ENOSPC, "no space")
+
+    places: dict[str, tuple[object, str]] = {
+        "adopt": (other.snapshots, "adopt"),
+        "publish": (other.templates, "publish"),
+        "layers": (other.layers, "adopt"),
+        "check_disk": (import_module, "check_disk"),
+        "empty_overlay": (import_module, "empty_overlay"),
+        "read_meta": (import_module.saved, "read_meta"),
+    }
+    monkeypatch.setattr(*places[call], fail)
+    with pytest.raises(ClocheError) as told:
+        await other.importer.take_in("w", pieces(raw))
+    assert told.value.code == "host.disk_full"
+    left = {name for name in other.files() if not name.startswith("boot/")}
+    assert left == set(), "boot files are named by their digests, and go with the next prune"
+    assert other.layers.take_stock([]) == 0
+
+
+async def test_a_caller_that_goes_away_at_any_moment(site: Site, other: Site) -> None:
+    raw = await site.archive(site.snapshot(site.bake()))
+
+    async def body(until: int) -> AsyncIterator[bytes]:
+        async for piece in pieces(raw[:until]):
+            yield piece
+        await asyncio.Event().wait()
+
+    for until in range(0, len(raw) + 1, max(1, len(raw) // 7)):
+        task = asyncio.ensure_future(other.importer.take_in("w", body(until)))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.wait({task})
+        assert task.cancelled()
+        assert other.files() == set()
+
+
+async def test_a_caller_that_goes_away_in_the_last_steps(site: Site, other: Site) -> None:
+    """Either it is there, or nothing of it."""
+    raw = await site.archive(site.snapshot(site.bake()))
+    for wait in (0.0, 0.02, 0.05, 0.1, 0.2):
+        before = other.files()
+        task = asyncio.ensure_future(other.importer.take_in("w", pieces(raw, 1 << 20)))
+        await asyncio.sleep(wait)
+        task.cancel()
+        await asyncio.wait({task})
+        if task.cancelled():
+            assert {name for name in other.files() - before if not name.startswith("boot/")} == set()
+
+
+# ---------------------------------------------------------------- forgeries
+
+
+def forged(raw: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:
+    """The archive with another manifest, and an end that belongs to it."""
+    from cloche_server.storage.archive import END, MANIFEST, end_of, padding, tar_header
+
+    tar = unpacked(raw)
+    size = int(tar[124:135], 8)
+    manifest = json.loads(tar[512 : 512 + size])
+    change(manifest)
+    text = json.dumps(manifest).encode()
+    rest = tar[512 + size + -size % 512 :]
+    rest = rest[: rest.rindex(END.encode().ljust(100, b"\0"))]
+    end = end_of(text)
+    head = tar_header(MANIFEST, len(text)) + text + padding(len(text))
+    return packed(head + rest + tar_header(END, len(end)) + end + padding(len(end)) + bytes(1024))
+
+
+FORGERIES: dict[str, Callable[[dict[str, Any]], None]] = {
+    "format": lambda m: m.update(format=2),
+    "kind": lambda m: m.update(kind="other"),
+    "no snapshot": lambda m: m.pop("snapshot"),
+    "page count": lambda m: m["snapshot"].update(page_count=2),
+    "layers": lambda m: m["snapshot"].update(layers=["../../etc/passwd", "x" * 10]),
+    "layer twice": lambda m: m["snapshot"].update(layers=[m["snapshot"]["layers"][0]] * 2),
+    "layer names": lambda m: m["snapshot"].update(layers=["a" * 20, "b" * 20]),
+    "disk": lambda m: m["snapshot"].update(disk_mb=9),
+    "memory": lambda m: m["snapshot"].update(memory_mb=4),
+    "truth": lambda m: m["snapshot"].update(cold=1),
+    "time": lambda m: m["snapshot"].update(created_at=1e300),
+    "env": lambda m: m["snapshot"]["defaults"].update(env={"A=B": "1"}),
+    "cwd": lambda m: m["snapshot"]["defaults"].update(cwd="srv"),
+    "user": lambda m: m["snapshot"]["defaults"].update(user="a\nb"),
+    "metadata": lambda m: m["snapshot"].update(metadata={"k": 1}),
+    "half a character": lambda m: m["snapshot"].update(name="\ud800"),
+    "image": lambda m: m["template"].update(image="../../../etc/shadow"),
+    "another image": lambda m: m["template"].update(image="images/j/rootfs.raw"),
+    "template name": lambda m: m["template"].update(name="../base"),
+    "template id": lambda m: m["template"].update(id="../x"),
+    "another template": lambda m: m["template"].update(id="base-2"),
+    "template disk": lambda m: m["template"].update(disk_mb=9),
+    "digest": lambda m: m["template"]["digests"].update(mem="0" * 64),
+    "member name": lambda m: m["members"][0].update(name="../pages"),
+    "member size": lambda m: m["members"][0].update(size=m["members"][0]["size"] + 512),
+    "member huge": lambda m: m["members"][1].update(size=1 << 40),
+    "member digest": lambda m: m["members"][0].update(sha256="0" * 64),
+    "one less": lambda m: m["members"].pop(),
+    "one more": lambda m: m["members"].append(m["members"][0]),
+    "nested": lambda m: m.update(x=json.loads("[" * 50 + "]" * 50)),
+}
+
+
+@pytest.mark.parametrize("what", FORGERIES)
+async def test_a_forged_manifest(site: Site, other: Site, what: str) -> None:
+    raw = await site.archive(site.snapshot(site.bake()))
+    assert (await refused(other, forged(raw, FORGERIES[what]))).code == "request.invalid"
+
+
+async def test_one_that_was_only_packed_again_is_taken(site: Site, other: Site) -> None:
+    raw = forged(await site.archive(site.snapshot(site.bake())), lambda _: None)
+    assert (await other.importer.take_in("w", pieces(raw))).name == "näme of it"
+
+
+async def test_names_of_an_archive_never_become_names_here(site: Site, other: Site) -> None:
+    """Whoever makes an archive may choose ids: those of what is here are not touched."""
+    theirs = other.snapshot(other.bake())
+    before = {name: (other.data / name).read_bytes() for name in other.files()}
+    raw = await site.archive(site.snapshot(site.bake(), 1))
+    chosen = forged(raw, lambda m: m["snapshot"].update(id=theirs.id, sandbox_id=theirs.sandbox_id))
+    made = await other.importer.take_in("w", pieces(chosen))
+    assert made.id != theirs.id
+    assert {name: (other.data / name).read_bytes() for name in before} == before
+    assert replace(other.snapshots.get("w", theirs.id)) == theirs
