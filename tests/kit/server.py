@@ -20,8 +20,8 @@ from kit.client import Api, Box
 COMMAND = Path(sys.executable).with_name("cloche-server")
 START_TIMEOUT = 90.0
 STOP_TIMEOUT = 60.0
-#: Small pools: each machine in them takes CPU time away from the tests.
-SMALL_POOLS = {"pool_launched": 1, "pool_warm": 1}
+#: Small pools: each machine in them takes CPU time away from the tests. Archives are taken, which is off by default.
+DEFAULTS = {"pool_launched": 1, "pool_warm": 1, "max_import_mb": 32768}
 
 
 class Server:
@@ -45,7 +45,7 @@ class Server:
     @classmethod
     def make(cls, base: Path | None = None, **settings: object) -> Server:
         """A server that has not been started, over the templates of `base`."""
-        return cls(test_data.make(base or test_data.base_data()), {**SMALL_POOLS, **settings})
+        return cls(test_data.make(base or test_data.base_data()), {**DEFAULTS, **settings})
 
     # ------------------------------------------------------------ life
 

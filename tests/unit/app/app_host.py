@@ -175,7 +175,13 @@ class Host:
 
 
 def settings(data: Path, **changes: Any) -> Settings:
-    free = {"memory_reserve_mb": 0, "disk_reserve_mb": 0, "memory_overcommit": 100, "disk_overcommit": 1000}
+    free = {
+        "max_import_mb": 32768,
+        "memory_reserve_mb": 0,
+        "disk_reserve_mb": 0,
+        "memory_overcommit": 100,
+        "disk_overcommit": 1000,
+    }
     return Settings(data=data, **{**free, **changes})
 
 

@@ -36,6 +36,7 @@ def app(site: Site, database: Database) -> Any:
         settings=site.settings,
         tokens=SimpleNamespace(find=find),
         stopping=asyncio.Event(),
+        snapshots=SimpleNamespace(disk_bytes=lambda one: site.layers.bytes_of(one.layer_id)),
         promoter=site.promoter,
         exporter=site.exporter,
         importer=site.importer,

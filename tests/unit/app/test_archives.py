@@ -59,11 +59,13 @@ async def test_here_again_it_is_the_same(site: Site, depth: int, template: bool)
     site.layers.release(one.layer_id)
     assert not list(site.layers.root.iterdir())
     two = await site.importer.take_in("w", pieces(raw))
-    changed = {"id", "layer_id", "metadata", "parent_snapshot_id", "size_bytes"}
+    changed = {"id", "layer_id", "layers", "metadata", "parent_snapshot_id", "size_bytes"}
     same = {name: getattr(one, name) for name in one.__slots__ if name not in changed}
     assert {name: getattr(two, name) for name in same} == same
     assert two.metadata == {"k": "v"}, "secrets do not leave the server"
     assert two.id != one.id
+    assert list(two.layers) == site.layers.chain(two.layer_id)
+    assert site.layers.changed(two.layers) == []
     assert not set(site.layers.chain(two.layer_id)) & {one.layer_id}
     assert disk_bytes(site.layers.path(two.layer_id)) == disk
     assert len(site.layers.chain(two.layer_id)) == depth
@@ -243,7 +245,7 @@ async def test_another_engine_is_told_before_anything_large_is_read(
 @pytest.mark.parametrize(
     ("changes", "code", "word"),
     [
-        ({"max_import_mb": 0}, "request.too_large", "max_import_mb"),
+        ({"max_import_mb": 0}, "snapshot.import_disabled", "max_import_mb"),
         ({"max_import_mb": 3}, "request.too_large", "3 MiB"),
         ({"max_disk_mb": 7}, "request.invalid", "disk_mb"),
         ({"disk_reserve_mb": 1 << 40}, "host.disk_full", "no room"),

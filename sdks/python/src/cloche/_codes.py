@@ -69,6 +69,7 @@ CODES: Final[Mapping[str, type[ClocheError]]] = {
     "sandbox.busy": CapacityError,
     "snapshot.not_found": SnapshotNotFound,
     "snapshot.corrupt": SnapshotCorrupt,
+    "snapshot.import_disabled": UnsupportedError,
     "snapshot.incompatible": SnapshotIncompatible,
     "isolation.unavailable": IsolationUnavailable,
     "template.not_found": TemplateNotFound,

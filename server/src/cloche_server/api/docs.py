@@ -11,7 +11,7 @@ from cloche_server.api.wire import ErrorAnswer
 _TEXT: Final = {
     400: "The request is not valid",
     401: "No token, or a wrong one",
-    403: "The user in the sandbox may not do this",
+    403: "Not allowed: to the user in the sandbox, or by the operator of this server",
     404: "Not found",
     405: "The route does not know this method",
     409: "Not possible in the present state",

@@ -32,6 +32,7 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "sandbox.busy": 503,
     "snapshot.not_found": 404,
     "snapshot.corrupt": 500,
+    "snapshot.import_disabled": 403,
     "snapshot.incompatible": 409,
     "isolation.unavailable": 422,
     "template.not_found": 404,

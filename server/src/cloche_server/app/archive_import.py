@@ -98,7 +98,11 @@ class Importer:
     def _limit(self) -> int:
         limit = self._settings.max_import_mb * _MIB
         if not limit:
-            raise ClocheError("request.too_large", "this server takes no archives: its setting `max_import_mb` is 0")
+            raise ClocheError(
+                "snapshot.import_disabled",
+                "this server takes no archives: QEMU loads what is in one, so whoever made it is trusted with the host; "
+                "its operator can allow them with the setting `max_import_mb`",
+            )
         return limit
 
     def _reserve(self) -> int:

@@ -51,6 +51,9 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "sandbox.capture_failed": ErrorSpec("the sandbox could not be captured; it goes on as it was"),
     "snapshot.not_found": ErrorSpec("there is no such snapshot"),
     "snapshot.corrupt": ErrorSpec("a file of the snapshot is missing or damaged", action="delete it and take another"),
+    "snapshot.import_disabled": ErrorSpec(
+        "this server takes no archives", action="ask its operator for the setting `max_import_mb`"
+    ),
     "snapshot.incompatible": ErrorSpec(
         "the snapshot was taken under another CPU model, VMM or template than this host runs",
         action="use it where it was taken, or take another",

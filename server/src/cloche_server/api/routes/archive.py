@@ -112,7 +112,7 @@ async def export(
     "/snapshots/import",
     status_code=201,
     response_model=SnapshotAnswer,
-    responses=answers(400, 409, 413, 500, 507),
+    responses=answers(400, 403, 409, 413, 500, 507),
     openapi_extra={"requestBody": {"required": True, **_UPLOAD}},
     name="import_snapshot",
     summary="Make a snapshot of an archive",
