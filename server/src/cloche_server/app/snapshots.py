@@ -44,8 +44,15 @@ class Snapshots:
         """A durable snapshot of a running or paused sandbox, which stands still for a moment and goes on. Raises
         `sandbox.invalid_state`, `sandbox.capture_failed`, `host.disk_full`; then there is no snapshot."""
         entry = await self._access.awake(workspace, sandbox_id)
-        snapshot = await self._supervisor.perform(entry, lambda: self._take(entry, name))
+        snapshot = await self._supervisor.perform(entry, lambda: self._take_and_tell(entry, name))
         _log.info("snapshot.taken", sandbox=sandbox_id, snapshot=snapshot.id, size_bytes=snapshot.size_bytes)
+        return snapshot
+
+    async def _take_and_tell(self, entry: Entry, name: str | None) -> Snapshot:
+        """In the task of the sandbox, so that it is told whether or not the caller is still there."""
+        snapshot = await self._take(entry, name)
+        told = {**_named(snapshot), "size_bytes": snapshot.size_bytes}
+        await self._supervisor.journal.tell("snapshot.created", snapshot.workspace, snapshot.sandbox_id, told)
         return snapshot
 
     async def _take(self, entry: Entry, name: str | None) -> Snapshot:
@@ -97,6 +104,8 @@ class Snapshots:
     async def _remove(self, snapshot: Snapshot) -> None:
         if await asyncio.to_thread(self._catalog.remove, snapshot):
             await self._machines.release_layer(snapshot.layer_id)
+            told = (snapshot.workspace, snapshot.sandbox_id, _named(snapshot))
+            await self._supervisor.journal.tell("snapshot.deleted", *told)
 
     @contextlib.asynccontextmanager
     async def source(self, workspace: str, snapshot_id: str) -> AsyncIterator[tuple[Snapshot, Source]]:
@@ -114,3 +123,8 @@ class Snapshots:
                 state.pages.close()
         finally:
             await asyncio.shield(self._machines.release_layer(snapshot.layer_id))
+
+
+def _named(snapshot: Snapshot) -> dict[str, str]:
+    named = {"snapshot_id": snapshot.id}
+    return named if snapshot.name is None else {**named, "name": snapshot.name}

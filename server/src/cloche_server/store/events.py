@@ -1,0 +1,83 @@
+"""The journal: events in the order in which they happened, without holes.
+
+An event is written in the transaction of the change that it tells of, so that neither is there without the other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from cloche_server.core.happenings import Happening, Told
+from cloche_server.store.db import Database, Row
+
+Statement = tuple[str, dict[str, Any]]
+
+
+def statements(happenings: Sequence[Happening]) -> list[Statement]:
+    """What writes them, for a transaction."""
+    return [
+        (
+            "insert_event",
+            {
+                "at": one.at,
+                "workspace": one.workspace,
+                "sandbox_id": one.sandbox_id,
+                "type": one.type,
+                "payload": json.dumps(one.payload),
+            },
+        )
+        for one in happenings
+    ]
+
+
+def _told(row: Row) -> Told:
+    what = Happening(row["type"], row["workspace"], row["sandbox_id"], row["at"], json.loads(row["payload"]))
+    return Told(row["seq"], what)
+
+
+class EventStore:
+    """Reads are in pages: nobody holds a journal in memory."""
+
+    def __init__(self, database: Database) -> None:
+        self._db = database
+
+    async def append(self, happenings: Sequence[Happening]) -> None:
+        """All or none."""
+        await self._db.execute_all(statements(happenings))
+
+    async def bounds(self) -> tuple[int, int]:
+        """First and last number there is; 0 when nothing has ever happened."""
+        row = (await self._db.fetch("event_bounds"))[0]
+        return int(row["first"]), int(row["last"])
+
+    async def after(self, workspace: str, sandbox_id: str | None, after: int, count: int) -> list[Told]:
+        """The first `count` events of a workspace, or of one sandbox in it, after a number; oldest first."""
+        if sandbox_id is None:
+            rows = await self._db.fetch("events_after", workspace=workspace, after=after, count=count)
+        else:
+            rows = await self._db.fetch(
+                "events_of_after", workspace=workspace, sandbox_id=sandbox_id, after=after, count=count
+            )
+        return [_told(row) for row in rows]
+
+    async def before(self, workspace: str, sandbox_id: str | None, before: int, count: int) -> list[Told]:
+        """The last `count` events before a number; newest first."""
+        if sandbox_id is None:
+            rows = await self._db.fetch("events_before", workspace=workspace, before=before, count=count)
+        else:
+            rows = await self._db.fetch(
+                "events_of_before", workspace=workspace, sandbox_id=sandbox_id, before=before, count=count
+            )
+        return [_told(row) for row in rows]
+
+    async def count_after(self, workspace: str, after: int) -> int:
+        return int((await self._db.fetch("count_events_after", workspace=workspace, after=after))[0]["n"])
+
+    async def prune(self, before: float, keep: int) -> int:
+        """Removes what happened before a moment, and all but the newest `keep`; how many went."""
+        counts = await self._db.execute_all(
+            [("prune_events_by_age", {"before": before}), ("prune_events_by_count", {"keep": keep})]
+        )
+        return sum(counts)
