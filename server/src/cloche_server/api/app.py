@@ -17,8 +17,8 @@ from cloche_server.api.errors import error_response, internal_error
 from cloche_server.api.middleware import RequestMiddleware
 from cloche_server.api.openapi import build_document, operation_id
 from cloche_server.api.respond import ClientGone, dump, invalid_fields
+from cloche_server.api.routes import events, files, later, lineage, sandboxes, service, templates, webhooks
 from cloche_server.api.routes import exec as exec_routes
-from cloche_server.api.routes import files, later, lineage, sandboxes, service, templates
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
 from cloche_server.settings import Settings
@@ -64,6 +64,8 @@ def bare_app() -> FastAPI:
         sandboxes.router,
         service.router,
         lineage.router,
+        events.router,
+        webhooks.router,
         later.router,
         templates.router,
     ):

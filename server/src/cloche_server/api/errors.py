@@ -33,6 +33,8 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "snapshot.not_found": 404,
     "snapshot.corrupt": 500,
     "snapshot.incompatible": 409,
+    "webhook.not_found": 404,
+    "webhook.too_many": 409,
     "isolation.unavailable": 422,
     "template.not_found": 404,
     "template.corrupt": 500,

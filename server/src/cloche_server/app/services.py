@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from cloche_server.app.access import Access
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
+from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
 from cloche_server.app.files import Files
 from cloche_server.app.fork import Forks
@@ -18,6 +19,7 @@ from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.stop import StopVerbs
 from cloche_server.app.templates import Templates
 from cloche_server.app.tokens import Tokens
+from cloche_server.app.webhooks import Webhooks
 from cloche_server.core.records import Isolation
 from cloche_server.host.clock import Clock
 from cloche_server.settings import Settings
@@ -43,5 +45,7 @@ class Services:
     consoles: Consoles
     templates: Templates
     tokens: Tokens
+    events: Events
+    webhooks: Webhooks
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

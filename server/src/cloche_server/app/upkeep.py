@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from cloche_server.app.idempotency import KEPT_SECONDS
+from cloche_server.app.journal import Journal
 from cloche_server.app.pools import Pools
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import Shape
@@ -34,6 +35,7 @@ class Upkeep:
         shape: Shape,
         store: SandboxStore,
         idempotency: IdempotencyStore,
+        journal: Journal,
         clock: Clock,
     ) -> None:
         self._settings = settings
@@ -43,6 +45,7 @@ class Upkeep:
         self._shape = shape
         self._store = store
         self._idempotency = idempotency
+        self._journal = journal
         self._clock = clock
         self._told: str | None = None
 
@@ -51,6 +54,7 @@ class Upkeep:
         await self._safely(self._sweep)
         while True:
             await self._safely(self._aim)
+            await self._safely(self._journal.catch_up)
             if self._clock.monotonic() >= next_prune:
                 next_prune = self._clock.monotonic() + PRUNE_EVERY
                 await self._safely(self._prune)
@@ -89,5 +93,7 @@ class Upkeep:
         try:
             await self._store.prune(now - self._settings.deleted_retention)
             await self._idempotency.prune(now - KEPT_SECONDS)
+            keep = self._settings.events_keep
+            await self._journal.store.prune(now - self._settings.events_keep_days * 86400, keep)
         except ClocheError as error:
             _log.error("prune.failed", error=error.message)

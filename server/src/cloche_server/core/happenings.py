@@ -253,10 +253,6 @@ def matches(wanted: Iterable[str], kind: str) -> bool:
 def shown(told: Told) -> dict[str, Any]:
     """An event as clients see it, in answers, in streams and in what webhooks send."""
     what = told.what
-    return {
-        "id": str(told.seq),
-        "time": rfc3339(what.at),
-        "sandbox_id": what.sandbox_id,
-        "type": what.type,
-        "payload": dict(what.payload),
-    }
+    about = {"sandbox_id": what.sandbox_id} if what.sandbox_id else {}
+    head = {"id": str(told.seq), "time": rfc3339(what.at), **about}
+    return {**head, "type": what.type, "payload": dict(what.payload)}

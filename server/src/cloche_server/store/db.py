@@ -91,6 +91,13 @@ class Database:
         statement = self._queries[name]
         return await self.run(lambda c: [dict(row) for row in c.execute(statement, values).fetchall()])
 
+    async def fetch_together(self, *queries: tuple[str, Mapping[str, object]]) -> list[list[Row]]:
+        """The rows of several named queries, of one moment: nothing is written between them."""
+        statements = [(self._queries[name], values) for name, values in queries]
+        return await self.run(
+            lambda c: [[dict(row) for row in c.execute(text, values).fetchall()] for text, values in statements]
+        )
+
     async def execute(self, name: str, /, **values: object) -> int:
         """Runs a named statement; the number of rows it touched."""
         statement = self._queries[name]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from cloche_server.core.happenings import Happening, Told
@@ -37,6 +38,17 @@ def _told(row: Row) -> Told:
     return Told(row["seq"], what)
 
 
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Events, oldest first, and the first and last number that there was at that moment, of any workspace (0 when
+    nothing has ever happened). `more`: there may be some after these."""
+
+    events: tuple[Told, ...]
+    first: int
+    last: int
+    more: bool
+
+
 class EventStore:
     """Reads are in pages: nobody holds a journal in memory."""
 
@@ -52,15 +64,15 @@ class EventStore:
         row = (await self._db.fetch("event_bounds"))[0]
         return int(row["first"]), int(row["last"])
 
-    async def after(self, workspace: str, sandbox_id: str | None, after: int, count: int) -> list[Told]:
-        """The first `count` events of a workspace, or of one sandbox in it, after a number; oldest first."""
-        if sandbox_id is None:
-            rows = await self._db.fetch("events_after", workspace=workspace, after=after, count=count)
-        else:
-            rows = await self._db.fetch(
-                "events_of_after", workspace=workspace, sandbox_id=sandbox_id, after=after, count=count
-            )
-        return [_told(row) for row in rows]
+    async def after(self, workspace: str, sandbox_id: str | None, after: int, count: int) -> Page:
+        """The first `count` events of a workspace, or of one sandbox in it, after a number."""
+        values: dict[str, object] = {"workspace": workspace, "after": after, "count": count}
+        query = "events_after"
+        if sandbox_id is not None:
+            query, values = "events_of_after", {**values, "sandbox_id": sandbox_id}
+        bounds, rows = await self._db.fetch_together(("event_bounds", {}), (query, values))
+        events = tuple(_told(row) for row in rows)
+        return Page(events, int(bounds[0]["first"]), int(bounds[0]["last"]), len(events) == count)
 
     async def before(self, workspace: str, sandbox_id: str | None, before: int, count: int) -> list[Told]:
         """The last `count` events before a number; newest first."""
