@@ -25,7 +25,7 @@ _CORS: Final = (
     (b"access-control-allow-origin", b"*"),
     (
         b"access-control-expose-headers",
-        b"X-Request-Id, X-Exec-Id, Location, Retry-After, X-File-Mode, X-File-Mtime-Ns",
+        b"X-Request-Id, X-Exec-Id, Location, Retry-After, X-Events-After, X-File-Mode, X-File-Mtime-Ns",
     ),
 )
 _PREFLIGHT: Final = {
