@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Annotated, Any
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query, Request
-from pydantic import BaseModel
 from starlette.responses import Response
 
 from cloche_server.api.context import FlagQuery, SandboxId, ServicesDep, Workspace, flag
@@ -26,7 +25,6 @@ router = APIRouter(tags=["events"])
 _NUMBER = r"^[0-9]{1,18}$"
 _ONE = "|".join(kind.replace(".", r"\.").replace("*", r"\*") for kind in TYPES)
 _TYPES = f"^({_ONE})(,({_ONE}))*$"
-_AFTER = {"X-Events-After": header("With `follow`: the id after which the stream begins")}
 
 Tail = Annotated[int, Query(ge=0, le=1000, description="The newest so many; with `since` the oldest so many after it.")]
 Types = Annotated[
@@ -51,17 +49,17 @@ LastEventId = Annotated[
 Follow = Annotated[FlagQuery, Query(description="Go on as server-sent events. So does `Accept: text/event-stream`.")]
 
 
-def _stream(*, ends: bool) -> dict[str, Any]:
-    events: dict[str, type[BaseModel]] = {"event": EventAnswer, "gap": MissingAnswer, "error": ErrorAnswer}
-    if ends:
-        events["end"] = StreamEnd
-    return {**sse("Events, oldest first", events), "headers": _AFTER}
+_STREAM = sse(
+    "Events, oldest first",
+    {"event": EventAnswer, "gap": MissingAnswer, "end": StreamEnd, "error": ErrorAnswer},
+    {"X-Events-After": header("With `follow`: the id after which the stream begins")},
+)
 
 
 @router.get(
     "/sandboxes/{sandbox_id}/events",
     response_model=EventList,
-    responses={200: _stream(ends=True), **answers(400, 404)},
+    responses={200: _STREAM, **answers(400, 404)},
     name="of_sandbox",
     summary="What has happened to a sandbox",
 )
@@ -85,7 +83,7 @@ async def of_sandbox(
 @router.get(
     "/events",
     response_model=EventList,
-    responses={200: _stream(ends=False), **answers(400)},
+    responses={200: _STREAM, **answers(400, 404)},
     name="of_workspace",
     summary="What has happened to all sandboxes",
 )
@@ -100,7 +98,10 @@ async def of_workspace(
     since: Since = None,
     last_event_id: LastEventId = None,
 ) -> Response:
-    """Of this workspace. A stream goes on until one side hangs up; the id of the last event leads back to its place."""
+    """Of this workspace. A stream goes on until one side hangs up, or with `sandbox_id` until that one is deleted; the
+    id of the last event leads back to its place."""
+    if sandbox_id is not None:
+        await services.events.check(workspace, sandbox_id)
     question = Question(workspace, sandbox_id, _types(types))
     return await _answer(request, services, question, tail, flag(follow, False), _since(since, last_event_id))
 
