@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import secrets
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -57,7 +58,7 @@ class Front:
 async def serve(host: Host, crew: Crew, *, private: bool = False, sender: Any = None) -> AsyncIterator[Front]:
     """`sender` makes what webhooks send with, in place of the real one."""
     tokens = TokenStore(host.database)
-    texts = [await tokens.create("t", name, name.encode().ljust(16, b"."), 0.0) for name in ("w", "foreign")]
+    texts = [await tokens.create("t", name, secrets.token_bytes(16), 0.0) for name in ("w", "foreign")]
     make = sender or (lambda: Sender(private=private))
     group: Any = crew
     webhooks = Webhooks(WebhookStore(host.database), host.supervisor.journal, host.clock, group, make, private=private)

@@ -70,6 +70,8 @@ CODES: Final[Mapping[str, type[ClocheError]]] = {
     "snapshot.not_found": SnapshotNotFound,
     "snapshot.corrupt": SnapshotCorrupt,
     "snapshot.incompatible": SnapshotIncompatible,
+    "webhook.not_found": NotFoundError,
+    "webhook.too_many": ConflictError,
     "isolation.unavailable": IsolationUnavailable,
     "template.not_found": TemplateNotFound,
     "template.corrupt": TemplateError,

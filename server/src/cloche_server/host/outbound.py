@@ -29,6 +29,17 @@ KEPT_SECONDS: Final = 5.0
 _RESOLVER: Final = ThreadPoolExecutor(max_workers=16, thread_name_prefix="resolve")
 
 
+_BROKEN: Final = (
+    ssl.SSLError,
+    httpcore.TimeoutException,
+    httpcore.NetworkError,
+    httpcore.ProtocolError,
+    httpcore.UnsupportedProtocol,
+    OSError,
+    ValueError,
+)
+
+
 class SendFailed(Exception):
     """There was no answer; the message is one sentence."""
 
@@ -116,12 +127,9 @@ class Sender:
             raise SendFailed(str(error)) from error
         except httpcore.ConnectError as error:
             raise SendFailed("no connection to the receiver could be made") from error
-        except (ssl.SSLError, httpcore.TimeoutException, httpcore.NetworkError) as error:
+        except _BROKEN as error:
             if not answer:
-                raise SendFailed("the connection to the receiver broke before it had answered") from error
-        except (httpcore.ProtocolError, httpcore.UnsupportedProtocol, OSError, UnicodeError, ValueError) as error:
-            if not answer:
-                raise SendFailed("the receiver did not answer with HTTP") from error
+                raise SendFailed("the connection ended before the receiver had answered in HTTP") from error
         return answer[-1]
 
     async def _post(self, url: str, headers: Mapping[str, str], body: bytes, answer: list[Answer]) -> None:
