@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from cloche_server.core.happenings import Happening, Told
 from cloche_server.store.db import Database, Row
 
+PRUNED_AT_ONCE: Final = 1000
 Statement = tuple[str, dict[str, Any]]
 
 
@@ -88,8 +89,16 @@ class EventStore:
         return int((await self._db.fetch("count_events_after", workspace=workspace, after=after))[0]["n"])
 
     async def prune(self, before: float, keep: int) -> int:
-        """Removes what happened before a moment, and all but the newest `keep`; how many went."""
-        counts = await self._db.execute_all(
-            [("prune_events_by_age", {"before": before}), ("prune_events_by_count", {"keep": keep})]
-        )
-        return sum(counts)
+        """Removes what happened before a moment, and all but the newest `keep`; how many went.
+
+        The newest one stays in any case, because the next number comes from it. It goes from the front and in small
+        steps: what is left has no holes, and nobody waits for long.
+        """
+        first, last = await self.bounds()
+        young = (await self._db.fetch("first_event_since", before=before))[0]["seq"]
+        below = max(last - keep + 1, last if young is None else int(young))
+        gone, step = 0, first
+        while step < below:
+            step = min(step + PRUNED_AT_ONCE, below)
+            gone += await self._db.execute("prune_events", below=step)
+        return gone

@@ -29,11 +29,10 @@ ORDER BY seq DESC LIMIT :count;
 -- How many events of a workspace come after a number.
 SELECT COUNT(*) AS n FROM events WHERE workspace = :workspace AND seq > :after;
 
--- prune_events_by_age --
--- All before the first that is young enough, but never the newest: what is left has no holes.
-DELETE FROM events WHERE seq < (SELECT MAX(seq) FROM events)
-    AND seq < COALESCE((SELECT MIN(seq) FROM events WHERE at >= :before), (SELECT MAX(seq) FROM events));
+-- first_event_since --
+-- The first that is young enough, or nothing.
+SELECT MIN(seq) AS seq FROM events WHERE at >= :before;
 
--- prune_events_by_count --
--- All but the newest few.
-DELETE FROM events WHERE seq <= (SELECT MAX(seq) FROM events) - :keep;
+-- prune_events --
+-- All before a number.
+DELETE FROM events WHERE seq < :below;
