@@ -200,6 +200,7 @@ class _Parts:
         await self.services.webhooks.close()
         await self.services.creator.close()
         await self.supervisor.close()
+        await self.supervisor.journal.catch_up()
 
 
 def _webhooks(settings: Settings, store: WebhookStore, journal: Journal, group: asyncio.TaskGroup) -> Webhooks:

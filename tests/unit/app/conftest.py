@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from app_host import Crew, Host, assemble
+from receiver import Receiver, listening
 
 from cloche_server.app import machines as machines_module
 from cloche_server.app import reconcile as reconcile_module
@@ -78,3 +79,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def host(tmp_path: Path, database: Database, world: World, crew: Crew) -> Host:
     return assemble(tmp_path, database, world, crew)
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    async with listening() as receiver:
+        yield receiver

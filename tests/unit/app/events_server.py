@@ -137,3 +137,15 @@ async def stream(client: httpx.AsyncClient, path: str, last: str | None = None, 
     async with client.stream("GET", path, params=params, headers=headers) as response:
         assert response.status_code == 200, await response.aread()
         yield Stream(response)
+
+
+async def tell(host: Host, count: int, sandbox_id: str = "abcdefgh12", workspace: str = "w") -> None:
+    for number in range(count):
+        await host.supervisor.journal.tell("snapshot.created", workspace, sandbox_id, {"snapshot_id": str(number)})
+
+
+async def hook(front: Front, url: str, **options: Any) -> dict[str, Any]:
+    response = await front.http.post("/v1/webhooks", json={"url": url, **options})
+    assert response.status_code == 201, response.text
+    assert response.headers["location"] == f"/v1/webhooks/{response.json()['id']}"
+    return dict(response.json())

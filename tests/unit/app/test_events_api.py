@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from app_host import Crew, Host, assemble
 from app_states import VERBS, sandbox_in
-from events_server import Front, Message, serve, stream
+from events_server import Front, Message, serve, stream, tell
 from journal_kit import journal
 
 from cloche_server.app import events as events_module
@@ -20,11 +20,6 @@ from cloche_server.app import events as events_module
 async def front(host: Host, crew: Crew) -> AsyncIterator[Front]:
     async with serve(host, crew) as front:
         yield front
-
-
-async def tell(host: Host, count: int, sandbox_id: str = "abcdefgh12", workspace: str = "w") -> None:
-    for number in range(count):
-        await host.supervisor.journal.tell("snapshot.created", workspace, sandbox_id, {"snapshot_id": str(number)})
 
 
 def ids(messages: list[Message]) -> list[int]:
