@@ -145,6 +145,22 @@ def test_patterns() -> None:
     assert {"sandbox.*", "snapshot.*", "sandbox.failed"} <= set(patterns())
 
 
+async def test_telling_costs_a_create_no_transaction(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One for its record and one for its start, as without a journal."""
+    visits: list[Any] = []
+    run = host.database.run
+
+    async def counted(work: Any, **options: Any) -> Any:
+        visits.append(work)
+        return await run(work, **options)
+
+    monkeypatch.setattr(host.database, "run", counted)
+    record = await host.create()
+    assert len(visits) == 2
+    monkeypatch.undo()
+    assert await types(host, record.id) == ["sandbox.created", "sandbox.running"]
+
+
 # ------------------------------------------------------------------ creates that come to nothing
 
 
