@@ -47,8 +47,14 @@ SEMANTIC = {
     "snapshots_promote_snapshot",
     "snapshots_import_snapshot",
     "templates_delete",
+    "events_of_sandbox",
+    "events_of_workspace",
+    "webhooks_create",
+    "webhooks_patch",
 }
-#: Snapshots that no generated request may delete.
+#: Nobody is there, so nothing is sent anywhere.
+RECEIVER = "https://receiver.invalid/hook"
+#: Snapshots and webhooks that no generated request may delete.
 KEPT: set[str] = set()
 #: What puts the sandbox of all tests back into the state that the others need.
 UNDO = {"lineage_pause": "resume", "lineage_hibernate": "wake", "lineage_stop": "start"}
@@ -78,11 +84,12 @@ def closed(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str) -> dict[str, Any]:
+def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, webhook: str) -> dict[str, Any]:
     """Most ids are those of something that lives; nothing runs for ever, and nothing is baked."""
     found = closed(document)
     values = {"sandbox_id": [sandbox, "z" * 20], "exec_id": [exec_id, "nope"], "name": ["base", "nope"]}
     values["snapshot_id"] = [snapshot, "z" * 20]
+    values["webhook_id"] = [webhook, "z" * 20]
     for path, operations in found["paths"].items():
         for operation in operations.values():
             operation["responses"].get("201", {}).pop("links", None)
@@ -90,12 +97,14 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str) -
             for parameter in operation.get("parameters", []):
                 if parameter["in"] == "path" and parameter["name"] in values:
                     parameter["schema"] = {"type": "string", "enum": values[parameter["name"]]}
-                if path.endswith("/logs") and parameter["name"] == "follow":
+                if path.endswith(("/logs", "/events")) and parameter["name"] == "follow":
                     parameter["schema"] = {"type": "string", "enum": ["0", "false", ""]}
                 if path.endswith("/wait") and parameter["name"] == "timeout":
                     parameter["schema"] = {"type": "number", "minimum": 0, "maximum": 0.2}
                     parameter["required"] = True
     found["components"]["schemas"]["RestoreBody"]["properties"]["snapshot_id"] = {"enum": [snapshot, "nope", None]}
+    for body in ("WebhookBody", "WebhookPatch"):
+        found["components"]["schemas"][body]["properties"]["url"] = {"enum": [RECEIVER]}
     create = found["components"]["schemas"]["CreateBody"]["properties"]
     for name, allowed in {"cpus": [1], "cpu": [1], "vcpus": [1], "memory_mb": [256], "disk_mb": [4096, 5000]}.items():
         create[name] = {"enum": [*allowed, None]}
@@ -117,11 +126,13 @@ def fuzzed(api: Api, document: dict[str, Any], shared: Box) -> Iterator[Any]:
     exec_id = shared.start("echo recorded; exit 3")
     shared.follow_all(exec_id)
     snapshot = shared.snapshot()
-    found = schemathesis.openapi.from_dict(aimed(document, shared.id, exec_id, snapshot))
+    webhook = api.call("POST", "/v1/webhooks", json={"url": RECEIVER})["id"]
+    found = schemathesis.openapi.from_dict(aimed(document, shared.id, exec_id, snapshot, webhook))
     found.config.update(base_url=api.url)
-    KEPT.add(snapshot)
+    KEPT.update((snapshot, webhook))
     yield found
-    KEPT.discard(snapshot)
+    KEPT.difference_update((snapshot, webhook))
+    api.call("DELETE", f"/v1/webhooks/{webhook}")
     api.call("DELETE", f"/v1/snapshots/{snapshot}")
 
 
@@ -143,7 +154,7 @@ def _check(case: schemathesis.Case, api: Api) -> None:
     path = case.path_parameters or {}
     if name == "sandboxes_delete" and path.get("sandbox_id") in api.made:
         return
-    if name == "snapshots_delete_snapshot" and path.get("snapshot_id") in KEPT:
+    if name.startswith(("snapshots_delete_", "webhooks_delete")) and KEPT & set(path.values()):
         return
     excluded: list[CheckFunction] = [not_a_server_error, *([positive_data_acceptance] if name in SEMANTIC else ())]
     headers = {"Authorization": f"Bearer {api.token}"}
@@ -168,6 +179,8 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
         api.call("DELETE", f"/v1/snapshots/{response.json()['id']}")
     elif name == "snapshots_promote_snapshot":
         api.call("DELETE", f"/v1/templates/{response.json()['name']}")
+    elif name == "webhooks_create":
+        api.call("DELETE", f"/v1/webhooks/{response.json()['id']}")
     elif response.status_code == 201 and name in {"sandboxes_create", "lineage_fork", "lineage_fork_tree"}:
         made = response.json()
         for one in made.get("children", [made]):

@@ -35,6 +35,7 @@ DROPPED = {"async", "await"}
 RULES = {
     "AsyncBody": "Body",
     "AsyncClient": "Client",
+    "AsyncEventStream": "EventStream",
     "AsyncExec": "Exec",
     "AsyncExecStream": "ExecStream",
     "AsyncFileStream": "FileStream",
@@ -45,6 +46,7 @@ RULES = {
     "AsyncSandbox": "Sandbox",
     "AsyncSnapshot": "Snapshot",
     "AsyncTransport": "Transport",
+    "AsyncWebhooks": "Webhooks",
     "StopAsyncIteration": "StopIteration",
     "__aenter__": "__enter__",
     "__aexit__": "__exit__",

@@ -21,12 +21,14 @@ from cloche_server.app.capacity import Capacity
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
+from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
 from cloche_server.app.export import Exporter
 from cloche_server.app.files import Files
 from cloche_server.app.fork import Forks
 from cloche_server.app.idempotency import IdempotentCreates
 from cloche_server.app.idle import IdleActions
+from cloche_server.app.journal import Journal
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
 from cloche_server.app.names import NamedCreates
@@ -45,11 +47,13 @@ from cloche_server.app.templates import Templates
 from cloche_server.app.tend import tend
 from cloche_server.app.tokens import Tokens
 from cloche_server.app.upkeep import Upkeep
+from cloche_server.app.webhooks import Webhooks
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import Shape
 from cloche_server.engine.qemu.driver import QemuEngine
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.instance import Instance
+from cloche_server.host.outbound import Sender
 from cloche_server.settings import Settings
 from cloche_server.storage.layers import Layers
 from cloche_server.storage.snapshots import SnapshotCatalog
@@ -57,6 +61,7 @@ from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.store.db import Database
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
+from cloche_server.store.webhooks import WebhookStore
 from cloche_server.telemetry import log
 from cloche_server.wiring import build_engine, open_database, prepare_data
 
@@ -101,6 +106,7 @@ class Main:
             self.services = parts.services
             report = await parts.reconciler.run(same_boot=instance.same_boot)
             _log.info("server.reconciled", **{k: getattr(report, k) for k in report.__slots__})
+            await parts.services.webhooks.start()
             background = [
                 group.create_task(parts.pools.run(), name="pools"),
                 group.create_task(tend(parts.supervisor, parts.machines), name="tend"),
@@ -177,8 +183,9 @@ class _Parts:
         power = StopVerbs(access, self.supervisor, machines, self.catalog, room, clock)
         IdleActions(self.supervisor, sleep, power)
         keeper = TemplateKeeper(self.catalog, snapshots, store, self.pools)
+        journal = self.supervisor.journal
         self.upkeep = Upkeep(
-            settings, self.catalog, self.pools, engine.fingerprint, shape, store, idempotency, clock, keeper
+            settings, self.catalog, self.pools, engine.fingerprint, shape, store, idempotency, journal, clock, keeper
         )
         self.services = Services(
             settings=settings,
@@ -201,12 +208,21 @@ class _Parts:
             consoles=Consoles(access, settings.data / "sandboxes"),
             templates=Templates(self.catalog, keeper),
             tokens=Tokens(TokenStore(database), clock),
+            events=Events(access, self.supervisor),
+            webhooks=_webhooks(settings, WebhookStore(database), journal, group),
         )
 
     async def close(self) -> None:
         """Undoes creates under way, lets go of every sandbox and ends their tasks."""
+        await self.services.webhooks.close()
         await self.services.creator.close()
         await self.supervisor.close()
+        await self.supervisor.journal.catch_up()
+
+
+def _webhooks(settings: Settings, store: WebhookStore, journal: Journal, group: asyncio.TaskGroup) -> Webhooks:
+    private = settings.webhook_private
+    return Webhooks(store, journal, SystemClock(), group, lambda: Sender(private=private), private=private)
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -103,6 +103,11 @@ class Settings:
         high=16777216,
     )
     deleted_retention: int = _setting(86400, "How long the record of a deleted sandbox is kept.", low=60, high=31536000)
+    events_keep_days: float = _setting(7.0, "How many days events stay readable.", low=0.01, high=3650)
+    events_keep: int = _setting(100_000, "Most events that are kept; older ones go first.", low=1000, high=100_000_000)
+    webhook_private: bool = _setting(
+        False, "Whether webhooks may go to addresses that are not public: this host and the networks around it."
+    )
     shutdown_grace: float = _setting(5.0, "How long running requests may finish at shutdown.", low=0, high=600)
 
 
@@ -127,11 +132,21 @@ def _convert(name: str, declared: dataclasses.Field[Any], raw: object, source: s
             if isinstance(raw, bool) or (isinstance(raw, float) and not raw.is_integer()):
                 raise ValueError("not a whole number")
             return int(raw)  # type: ignore[call-overload]
+        if kind == "bool":
+            return _as_bool(raw)
         if kind == "float":
             return float(raw)  # type: ignore[arg-type]
         return str(raw)
     except (TypeError, ValueError):
         raise SettingsError(f"{source}: {name} = {raw!r} is not a valid {kind}") from None
+
+
+def _as_bool(raw: object) -> bool:
+    known = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    found = known.get(str(raw).lower())
+    if found is None:
+        raise ValueError("neither true nor false")
+    return found
 
 
 def _check(name: str, declared: dataclasses.Field[Any], value: Any, source: str) -> None:

@@ -250,12 +250,12 @@ def refuse_updates(host: Host, monkeypatch: pytest.MonkeyPatch, error: BaseExcep
     state: dict[str, Any] = {"on": True, "times": 0, "after": after}
     update = host.store.update
 
-    async def failing(record: Sandbox) -> None:
+    async def failing(record: Sandbox, happenings: Any = ()) -> None:
         if state["on"] and state["after"] <= 0:
             state["times"] += 1
             raise error
         state["after"] -= 1
-        await update(record)
+        await update(record, happenings)
 
     monkeypatch.setattr(host.store, "update", failing)
     return state

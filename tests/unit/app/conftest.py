@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from app_host import Crew, Host, assemble
 from archive_site import Site
+from receiver import Receiver, listening
 
 from cloche_server.app import machines as machines_module
 from cloche_server.app import reconcile as reconcile_module
@@ -97,3 +98,9 @@ def site(tmp_path: Path, world: World) -> Site:
 def other(tmp_path: Path, world: World) -> Site:
     """A server elsewhere."""
     return Site(tmp_path / "there", world)
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    async with listening() as receiver:
+        yield receiver

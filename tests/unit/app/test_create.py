@@ -78,10 +78,10 @@ async def test_a_database_that_refuses(host: Host, monkeypatch: pytest.MonkeyPat
             raise full
         return await execute(name, **values)
 
-    async def failing_all(statements: Any) -> list[int]:
+    async def failing_all(statements: Any, **options: Any) -> list[int]:
         if refuse["on"] and any(name == statement for name, _ in statements):
             raise full
-        return await execute_all(statements)
+        return await execute_all(statements, **options)
 
     monkeypatch.setattr(host.database, "execute", failing)
     monkeypatch.setattr(host.database, "execute_all", failing_all)

@@ -66,3 +66,21 @@ def test_mistakes_in_the_file(text: str, tmp_path: Path) -> None:
 
 def test_variables_of_clients_are_not_ours() -> None:
     load({}, {"CLOCHE_API_URL": "http://x", "CLOCHE_API_KEY": "k", "PATH": "/bin"})
+
+
+@pytest.mark.parametrize(("text", "wanted"), [("1", True), ("TRUE", True), ("on", True), ("0", False), ("no", False)])
+def test_yes_and_no(text: str, wanted: bool) -> None:
+    assert load({}, {"CLOCHE_WEBHOOK_PRIVATE": text}).webhook_private is wanted
+
+
+@pytest.mark.parametrize("text", ["", "2", "perhaps"])
+def test_neither_yes_nor_no(text: str) -> None:
+    with pytest.raises(SettingsError, match="webhook_private"):
+        load({}, {"CLOCHE_WEBHOOK_PRIVATE": text})
+
+
+def test_a_switch_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "cloche.toml"
+    file.write_text("webhook_private = true\nevents_keep_days = 2\n")
+    found = load({}, {"CLOCHE_CONFIG": str(file)})
+    assert (found.webhook_private, found.events_keep_days) == (True, 2.0)

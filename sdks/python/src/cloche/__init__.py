@@ -11,11 +11,13 @@
 from __future__ import annotations
 
 from ._async.client import AsyncClient
+from ._async.events import AsyncEventStream, AsyncWebhooks
 from ._async.execution import AsyncExec, AsyncExecStream
 from ._async.files import AsyncFiles, AsyncFileStream
 from ._async.sandbox import AsyncSandbox
 from ._async.snapshot import AsyncSnapshot
 from ._sync.client import Client
+from ._sync.events import EventStream, Webhooks
 from ._sync.execution import Exec, ExecStream
 from ._sync.files import Files, FileStream
 from ._sync.sandbox import Sandbox
@@ -72,6 +74,7 @@ from .errors import (
     WaitTimeout,
 )
 from .models import (
+    EventGap,
     ExecEvent,
     ExecInfo,
     ExecResult,
@@ -82,6 +85,7 @@ from .models import (
     Isolation,
     Lifecycle,
     Promotion,
+    SandboxEvent,
     SandboxInfo,
     SandboxTermination,
     SnapshotInfo,
@@ -90,17 +94,21 @@ from .models import (
     Template,
     Termination,
     Usage,
+    WebhookInfo,
+    WebhookTest,
     WriteResult,
 )
 
 __all__ = [
     "AsyncClient",
+    "AsyncEventStream",
     "AsyncExec",
     "AsyncExecStream",
     "AsyncFileStream",
     "AsyncFiles",
     "AsyncSandbox",
     "AsyncSnapshot",
+    "AsyncWebhooks",
     "AuthError",
     "BootFailed",
     "CapacityError",
@@ -116,6 +124,8 @@ __all__ = [
     "ConnectFailed",
     "ConnectionLost",
     "DirectoryNotEmpty",
+    "EventGap",
+    "EventStream",
     "Exec",
     "ExecEvent",
     "ExecInfo",
@@ -150,6 +160,7 @@ __all__ = [
     "ProtocolError",
     "RequestTimeout",
     "Sandbox",
+    "SandboxEvent",
     "SandboxGone",
     "SandboxInfo",
     "SandboxNotFound",
@@ -174,6 +185,9 @@ __all__ = [
     "UnsupportedError",
     "Usage",
     "WaitTimeout",
+    "WebhookInfo",
+    "WebhookTest",
+    "Webhooks",
     "WriteResult",
     "__version__",
 ]

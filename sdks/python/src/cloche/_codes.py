@@ -71,6 +71,8 @@ CODES: Final[Mapping[str, type[ClocheError]]] = {
     "snapshot.corrupt": SnapshotCorrupt,
     "snapshot.import_disabled": UnsupportedError,
     "snapshot.incompatible": SnapshotIncompatible,
+    "webhook.not_found": NotFoundError,
+    "webhook.too_many": ConflictError,
     "isolation.unavailable": IsolationUnavailable,
     "template.not_found": TemplateNotFound,
     "template.corrupt": TemplateError,

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, AnyStr, Generic, Self, TypeVar, overload
 
+from ._events import EventGap, SandboxEvent, WebhookInfo, WebhookTest
 from .errors import ClocheError, CommandFailed
 
 __all__ = [
+    "EventGap",
     "ExecEvent",
     "ExecInfo",
     "ExecResult",
@@ -20,6 +22,7 @@ __all__ = [
     "Isolation",
     "Lifecycle",
     "Promotion",
+    "SandboxEvent",
     "SandboxInfo",
     "SandboxTermination",
     "SnapshotInfo",
@@ -28,6 +31,8 @@ __all__ = [
     "Template",
     "Termination",
     "Usage",
+    "WebhookInfo",
+    "WebhookTest",
     "WriteResult",
 ]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+from .events import Events
 from .execs import Execs
 from .files import Files
 from .http import Handler, Reply, Request, Server
@@ -25,6 +26,7 @@ class FakeCloche(Server):
         self.files = Files()
         self.execs = Execs()
         self.lineage = Lineage(self)
+        self.events = Events(self)
         self._numbers = itertools.count(1)
         self._hooks: list[list[Any]] = []
 
@@ -62,6 +64,12 @@ class FakeCloche(Server):
             await self._collection(request, reply)
         elif parts[:2] == ["v1", "snapshots"]:
             await self.lineage.snapshot(parts[2:], request, reply)
+        elif parts == ["v1", "events"]:
+            await self.events.read(request, reply)
+        elif parts[:2] == ["v1", "webhooks"]:
+            await self.events.webhook(parts[2:], request, reply)
+        elif parts[3:] == ["events"]:
+            await self.events.read(request, reply, parts[2])
         elif parts[:2] != ["v1", "sandboxes"]:
             await reply.error(404, "request.not_found")
         elif parts[2] not in self.sandboxes:

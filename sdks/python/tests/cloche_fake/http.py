@@ -88,10 +88,10 @@ class Reply:
         body = {"error": text, "code": code, "retryable": False, "request_id": "req1", "details": {}, **more}
         await self.json(status, body, **headers)
 
-    async def begin(self, status: int, kind: str, length: int | None = None) -> None:
+    async def begin(self, status: int, kind: str, length: int | None = None, **headers: str) -> None:
         """The head of an answer whose body follows by `chunk` (or by `raw`, with a length)."""
         size = {"Transfer-Encoding": "chunked"} if length is None else {"Content-Length": str(length)}
-        await self._head(status, {"Content-Type": kind, **size})
+        await self._head(status, {"Content-Type": kind, **size, **headers})
 
     async def chunk(self, data: bytes) -> None:
         """A piece of a chunked body."""

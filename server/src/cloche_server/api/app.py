@@ -17,7 +17,18 @@ from cloche_server.api.errors import error_response, internal_error
 from cloche_server.api.middleware import RequestMiddleware
 from cloche_server.api.openapi import build_document, operation_id
 from cloche_server.api.respond import ClientGone, dump, invalid_fields
-from cloche_server.api.routes import archive, files, later, lineage, sandboxes, service, snapshots, templates
+from cloche_server.api.routes import (
+    archive,
+    events,
+    files,
+    later,
+    lineage,
+    sandboxes,
+    service,
+    snapshots,
+    templates,
+    webhooks,
+)
 from cloche_server.api.routes import exec as exec_routes
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
@@ -66,6 +77,8 @@ def bare_app() -> FastAPI:
         archive.router,
         lineage.router,
         snapshots.router,
+        events.router,
+        webhooks.router,
         later.router,
         templates.router,
     ):

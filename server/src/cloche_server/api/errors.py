@@ -34,6 +34,8 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "snapshot.corrupt": 500,
     "snapshot.import_disabled": 403,
     "snapshot.incompatible": 409,
+    "webhook.not_found": 404,
+    "webhook.too_many": 409,
     "isolation.unavailable": 422,
     "template.not_found": 404,
     "template.corrupt": 500,

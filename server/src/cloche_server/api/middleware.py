@@ -25,7 +25,8 @@ _CORS: Final = (
     (b"access-control-allow-origin", b"*"),
     (
         b"access-control-expose-headers",
-        b"X-Request-Id, X-Exec-Id, Location, Retry-After, X-File-Mode, X-File-Mtime-Ns, Content-Disposition",
+        b"X-Request-Id, X-Exec-Id, Location, Retry-After, X-Events-After, X-File-Mode, X-File-Mtime-Ns, "
+        b"Content-Disposition",
     ),
 )
 _PREFLIGHT: Final = {

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from cloche_server.api import wire, wire_archive, wire_lineage
+from cloche_server.api import wire, wire_archive, wire_events, wire_lineage
 from cloche_server.api.docs import error_answer, header
 from cloche_server.settings import Settings
 
@@ -32,12 +32,17 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_lineage.SnapshotBody,
     wire_lineage.StopBody,
     wire_archive.PromoteSnapshotBody,
+    wire_events.WebhookBody,
+    wire_events.WebhookPatch,
 )
 EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire.OutputEvent,
     wire.GapEvent,
     wire.ExitEvent,
     wire.LineEvent,
+    wire_events.EventAnswer,
+    wire_events.MissingAnswer,
+    wire_events.StreamEnd,
     wire.ErrorAnswer,
 )
 _REF: Final = "#/components/schemas/{model}"
@@ -48,6 +53,8 @@ TAGS: Final = (
     ("sandboxes", "Create, find, change and delete sandboxes."),
     ("lineage", "Forks, pause and hibernation, stop and start."),
     ("snapshots", "What a sandbox was at one moment, and what goes on from it."),
+    ("events", "What has happened."),
+    ("webhooks", "Receivers that events are sent to."),
     ("exec", "Run commands in a sandbox."),
     ("files", "Read and write files in a sandbox."),
     ("templates", "What sandboxes are made from."),

@@ -20,7 +20,7 @@ _log = log.get("http")
 
 HEARTBEAT_SECONDS = 10.0
 #: Nothing follows one of these.
-TERMINAL = frozenset({"exit", "error"})
+TERMINAL = frozenset({"exit", "error", "end"})
 
 
 @dataclass(frozen=True, slots=True)

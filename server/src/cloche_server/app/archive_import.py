@@ -44,6 +44,7 @@ class _Made:
 
     template: TemplateMeta | None = None
     layers: list[str] = field(default_factory=list)
+    snapshot: Snapshot | None = None
 
 
 class Importer:
@@ -100,8 +101,8 @@ class Importer:
         if not limit:
             raise ClocheError(
                 "snapshot.import_disabled",
-                "this server takes no archives: QEMU loads what is in one, so whoever made it is trusted with the host; "
-                "its operator can allow them with the setting `max_import_mb`",
+                "this server takes no archives: QEMU loads them, so whoever made one is trusted with the host. "
+                "Its operator can allow them with the setting `max_import_mb`",
             )
         return limit
 
@@ -221,12 +222,13 @@ class Importer:
         made.layers = names
         if snapshot.cold:
             zero_memory(self._snapshots.root.parent, snapshot.shape.memory_mb)
-        self._snapshots.adopt(staged / "snapshot", snapshot, described)
+        made.snapshot = self._snapshots.adopt(staged / "snapshot", snapshot, described)
         if self._templates.get(snapshot.template_id) is None:  # removed in this moment
-            self._snapshots.remove(snapshot)
             raise ClocheError("template.corrupt", "the template below was removed meanwhile; nothing was imported")
 
     def _undo(self, made: _Made) -> None:
+        if made.snapshot is not None:
+            self._snapshots.remove(made.snapshot)
         if made.layers:
             self._machines.layers.release(made.layers[0])
         if made.template is not None:

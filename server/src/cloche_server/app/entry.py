@@ -10,6 +10,7 @@ from typing import Any
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import expires_at
+from cloche_server.core.happenings import LASTING, Happening, news
 from cloche_server.core.lifecycle import LISTED, Event, Status, verbs
 from cloche_server.core.ports import Machine, MachineExit
 from cloche_server.core.records import Sandbox, Termination, TerminationReason
@@ -33,10 +34,31 @@ class Entry:
     #: The state has moved on, and could not be recorded yet; `record.version` is still the stored one.
     unsaved: bool = False
     layer_released: bool = False
+    #: The state that the journal has told of last, and what it could not be told yet.
+    told: Status | None = None
+    untold: list[Happening] = field(default_factory=list)
+    #: Why it is being deleted.
+    ending: TerminationReason | None = None
     mailbox: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set at the next move, and then another one takes its place.
     moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def news(self, record: Sandbox, now: float) -> tuple[Happening, ...]:
+        """What is told when `record` takes the place of the present one."""
+        return news(self.told, self.record, record, now, self.ending.value if self.ending else None)
+
+    def taken_back(self, now: float) -> tuple[Happening, ...]:
+        """What is told of a create whose caller went away at the very moment at which it was told."""
+        if self.told is None:
+            return ()
+        payload = {"reason": TerminationReason.CREATE_FAILED.value}
+        return (Happening("sandbox.deleted", self.record.workspace, self.record.id, now, payload),)
+
+    def now_told(self, status: Status) -> None:
+        """The journal says so, or will as soon as it can be written."""
+        if status in LASTING and (self.told is not None or status is Status.RUNNING):
+            self.told = status
 
     def idle_left(self, now: float) -> float | None:
         """Seconds until it has been idle for as long as it may be; None when that ends nothing. `now` is monotonic."""

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from cloche_server.app.access import Access
 from cloche_server.app.capturing import Capturer
@@ -92,19 +93,24 @@ class Forks:
                         raise one
             finally:
                 await to_the_end(self._let_go(source))
+            children = [one for one in made if isinstance(one, Sandbox)]
+            errors = {number: one for number, one in enumerate(made) if isinstance(one, ClocheError)}
+            if children:
+                await self._tell(workspace, sandbox_id, Forked(tree, tuple(children), errors, pause))
         except BaseException:
             await to_the_end(self._unmake(workspace, making))
             raise
-        children, errors = [], {}
-        for number, one in enumerate(made):
-            if isinstance(one, Sandbox):
-                children.append(one)
-            elif isinstance(one, ClocheError):
-                errors[number] = one
         if not children:
-            raise errors[0]
+            raise next(iter(errors.values()))
         _log.info("sandbox.forked", parent=sandbox_id, children=[c.id for c in children], pause_ms=round(pause, 1))
         return Forked(tree, tuple(children), errors, pause)
+
+    async def _tell(self, workspace: str, sandbox_id: str, made: Forked) -> None:
+        told: dict[str, Any] = {"tree_id": made.tree_id, "children": [child.id for child in made.children]}
+        told["pause_ms"] = round(made.pause_ms, 1)
+        if made.errors:
+            told["failed"] = len(made.errors)
+        await self._supervisor.journal.tell("sandbox.forked", workspace, sandbox_id, told)
 
     async def _source(self, entry: Entry, tree: str) -> tuple[Source, float]:
         template = self._capturer.template(entry)
@@ -179,4 +185,6 @@ class Forks:
                 if error.code == "sandbox.not_found":
                     continue
                 failures[sibling.id] = error.message
+        told = {"tree_id": tree, "deleted": deleted}
+        await self._supervisor.journal.tell("sandbox.promoted", workspace, sandbox_id, told)
         return Promotion(tree, tuple(deleted), failures)

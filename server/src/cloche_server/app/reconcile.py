@@ -17,6 +17,7 @@ from cloche_server.app.machines import Machines
 from cloche_server.app.sleep import STATE
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.happenings import news
 from cloche_server.core.lifecycle import ON_RESTART, Status
 from cloche_server.core.lifecycle import Event as LifecycleEvent
 from cloche_server.core.ports import Machine
@@ -58,6 +59,7 @@ class Reconciler:
         self._machines = machines
         self._capacity = capacity
         self._supervisor = supervisor
+        self._journal = supervisor.journal
         self._clock = clock
 
     async def run(self, *, same_boot: bool) -> Report:
@@ -79,9 +81,8 @@ class Reconciler:
             await asyncio.to_thread(_tidy, self._machines.root / record.id)
             if record.status in {Status.STOPPING, Status.STARTING}:
                 await self._end(found.get(record.id))
-                record = replace(record, status=Status.STOPPED, process=None, version=record.version + 1)
-                await self._store.update(record)
-                records[record.id] = record
+                stopped = replace(record, status=Status.STOPPED, process=None, version=record.version + 1)
+                records[record.id] = record = await self._record(record, stopped)
             if record.status is Status.RESTORING:
                 await self._end(found.get(record.id))
                 await asyncio.to_thread(files.remove_tree, self._machines.root / record.id / STATE)
@@ -149,11 +150,17 @@ class Reconciler:
         if await asyncio.to_thread((self._machines.root / record.id / STATE).is_dir):
             await self._end(ref)
             asleep = replace(record, status=Status.HIBERNATED, process=None, version=record.version + 1)
-            await self._store.update(asleep)
-            return asleep
+            return await self._record(record, asleep)
         running = replace(record, status=Status.RUNNING, process=ref or record.process, version=record.version + 1)
-        await self._store.update(running)
-        return running
+        return await self._record(record, running)
+
+    async def _record(self, before: Sandbox, after: Sandbox) -> Sandbox:
+        """Writes what a sandbox has come to, and tells of it as of any other move."""
+        told = await self._journal.told_of(before)
+        happenings = news(told, before, after, self._clock.now())
+        await self._store.update(after, happenings)
+        self._journal.written(happenings)
+        return after
 
     async def _take_stock(self) -> int:
         """Who holds which disk layer; what nobody holds is removed."""
@@ -178,8 +185,7 @@ class Reconciler:
             process=None,
             version=record.version + 1,
         )
-        await self._store.update(failed)
-        self._hold(failed)
+        self._hold(await self._record(record, failed))
 
     def _hold(self, record: Sandbox) -> None:
         """A failed sandbox keeps its disk until it is deleted or its TTL has passed."""
@@ -205,7 +211,7 @@ class Reconciler:
             process=None,
             version=record.version + 1,
         )
-        await self._store.update(ended)
+        await self._record(record, ended)
 
     async def _sweep(self, records: Mapping[str, Sandbox], found: Mapping[str, ProcessRef]) -> int:
         root = self._machines.root

@@ -9,6 +9,7 @@ from cloche_server.app.access import Access
 from cloche_server.app.archive_import import Importer
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
+from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
 from cloche_server.app.export import Exporter
 from cloche_server.app.files import Files
@@ -22,6 +23,7 @@ from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.stop import StopVerbs
 from cloche_server.app.templates import Templates
 from cloche_server.app.tokens import Tokens
+from cloche_server.app.webhooks import Webhooks
 from cloche_server.core.records import Isolation
 from cloche_server.host.clock import Clock
 from cloche_server.settings import Settings
@@ -51,5 +53,7 @@ class Services:
     consoles: Consoles
     templates: Templates
     tokens: Tokens
+    events: Events
+    webhooks: Webhooks
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -61,8 +61,15 @@ class Snapshots:
         sandbox is, which has none when it is stopped or has failed. Raises `sandbox.invalid_state`,
         `sandbox.capture_failed`, `host.disk_full`; then there is no snapshot."""
         entry = await self._access.awake(workspace, sandbox_id)
-        snapshot = await self._supervisor.perform(entry, lambda: self._take(entry, name, memory))
+        snapshot = await self._supervisor.perform(entry, lambda: self._take_and_tell(entry, name, memory))
         _log.info("snapshot.taken", sandbox=sandbox_id, snapshot=snapshot.id, size_bytes=snapshot.size_bytes)
+        return snapshot
+
+    async def _take_and_tell(self, entry: Entry, name: str | None, memory: bool | None) -> Snapshot:
+        """In the task of the sandbox, so that it is told whether or not the caller is still there."""
+        snapshot = await self._take(entry, name, memory)
+        told = {**_named(snapshot), "size_bytes": snapshot.size_bytes}
+        await self._supervisor.journal.tell("snapshot.created", snapshot.workspace, snapshot.sandbox_id, told)
         return snapshot
 
     async def _take(self, entry: Entry, name: str | None, memory: bool | None) -> Snapshot:
@@ -128,6 +135,8 @@ class Snapshots:
     async def _remove(self, snapshot: Snapshot) -> None:
         if await asyncio.to_thread(self._catalog.remove, snapshot):
             await self._machines.release_layer(snapshot.layer_id)
+            told = (snapshot.workspace, snapshot.sandbox_id, _named(snapshot))
+            await self._supervisor.journal.tell("snapshot.deleted", *told)
 
     async def verify(self, workspace: str, snapshot_id: str) -> tuple[str, ...]:
         """Reads all of it. What is not as it was written, as sentences; nothing when all is well."""
@@ -189,3 +198,8 @@ class Snapshots:
             return Source(template, snapshot.layer_id, snapshot.disk_mb, None, BootMode.COLD, boot)
         state = await asyncio.to_thread(self._catalog.load, snapshot, self._machines.engine.fingerprint)
         return Source(template, snapshot.layer_id, snapshot.disk_mb, state, BootMode.SNAPSHOT)
+
+
+def _named(snapshot: Snapshot) -> dict[str, str]:
+    named = {"snapshot_id": snapshot.id}
+    return named if snapshot.name is None else {**named, "name": snapshot.name}

@@ -23,8 +23,9 @@ from cloche_server.app.entry import (
     illegal,
     not_found,
 )
+from cloche_server.app.journal import Journal
 from cloche_server.app.machines import Machines
-from cloche_server.app.steps import is_cancelled
+from cloche_server.app.steps import is_cancelled, to_the_end
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import is_due
 from cloche_server.core.lifecycle import Event, Status, step
@@ -60,6 +61,8 @@ class Supervisor:
         self._capacity = capacity
         self._clock = clock
         self._group = group
+        #: Where everything that happens is told.
+        self.journal = Journal(store.events, clock)
         self._entries: dict[str, Entry] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         #: Does the idle action of a sandbox, inside its task; set once, by what knows how.
@@ -90,7 +93,9 @@ class Supervisor:
             entry.ended.set()
             self._refuse_rest(entry)
         self._gauge()
-        await self._store.forget(sandbox_id)
+        taken_back = entry.taken_back(self._clock.now()) if entry is not None else ()
+        await self._store.forget(sandbox_id, taken_back)
+        self.journal.written(taken_back)
 
     async def start(self, entry: Entry, machine: Machine, guest: GuestClient, **changes: Any) -> Sandbox:
         """The machine is ready: the sandbox runs, and its task begins."""
@@ -103,7 +108,7 @@ class Supervisor:
 
     def resume_watch(self, record: Sandbox, machine: Machine | None, guest: GuestClient | None) -> Entry:
         """Takes over a sandbox that an earlier server has left."""
-        entry = Entry(record, machine, guest, last_activity=self._clock.monotonic())
+        entry = Entry(record, machine, guest, last_activity=self._clock.monotonic(), told=record.status)
         self._entries[record.id] = entry
         self.watch(entry)
         self._gauge()
@@ -274,6 +279,7 @@ class Supervisor:
 
     async def _delete(self, entry: Entry, event: Event, reason: TerminationReason) -> None:
         if entry.record.status is not Status.DELETING:
+            entry.ending = reason
             now = self._clock.now()
             termination = entry.record.termination or Termination(reason, now)
             await self._move_first(entry, event, termination=termination, ended_at=now)
@@ -350,7 +356,9 @@ class Supervisor:
 
     def _unsaved(self, entry: Entry, record: Sandbox, error: ClocheError) -> None:
         _log.error("sandbox.not_recorded", sandbox=record.id, status=record.status.value, error=error.message)
+        entry.untold += entry.news(record, self._clock.now())
         entry.record, entry.unsaved = record, True
+        entry.now_told(record.status)
 
     def _moved(self, entry: Entry, event: Event, changes: Mapping[str, Any]) -> Sandbox:
         target = step(entry.record.status, event)
@@ -381,9 +389,16 @@ class Supervisor:
             observer(entry, event, before)
 
     async def _write(self, entry: Entry, record: Sandbox) -> None:
+        # A write cannot be taken back once it has begun: what is in memory would not be what is stored and told.
+        await to_the_end(self._write_down(entry, record))
+
+    async def _write_down(self, entry: Entry, record: Sandbox) -> None:
         record = replace(record, version=entry.record.version + 1)
-        await self._store.update(record)
-        entry.record, entry.unsaved = record, False
+        happenings = [*entry.untold, *entry.news(record, self._clock.now())]
+        await self._store.update(record, happenings)
+        entry.record, entry.unsaved, entry.untold = record, False, []
+        entry.now_told(record.status)
+        self.journal.written(happenings)
 
     def _gauge(self) -> None:
         count_states(self._entries.values())

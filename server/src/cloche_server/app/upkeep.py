@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from cloche_server.app.idempotency import KEPT_SECONDS
+from cloche_server.app.journal import Journal
 from cloche_server.app.pools import Pools
 from cloche_server.app.promoted import pool_target
 from cloche_server.app.template_keeper import TemplateKeeper
@@ -36,6 +37,7 @@ class Upkeep:
         shape: Shape,
         store: SandboxStore,
         idempotency: IdempotencyStore,
+        journal: Journal,
         clock: Clock,
         keeper: TemplateKeeper,
     ) -> None:
@@ -46,6 +48,7 @@ class Upkeep:
         self._shape = shape
         self._store = store
         self._idempotency = idempotency
+        self._journal = journal
         self._clock = clock
         self._keeper = keeper
         self._told: str | None = None
@@ -55,6 +58,7 @@ class Upkeep:
         await self._safely(self._sweep)
         while True:
             await self._safely(self._aim)
+            await self._safely(self._journal.catch_up)
             if self._clock.monotonic() >= next_prune:
                 next_prune = self._clock.monotonic() + PRUNE_EVERY
                 await self._safely(self._prune)
@@ -97,5 +101,7 @@ class Upkeep:
         try:
             await self._store.prune(now - self._settings.deleted_retention)
             await self._idempotency.prune(now - KEPT_SECONDS)
+            keep = self._settings.events_keep
+            await self._journal.store.prune(now - self._settings.events_keep_days * 86400, keep)
         except ClocheError as error:
             _log.error("prune.failed", error=error.message)

@@ -64,6 +64,8 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
         retryable=True,
         action="wait for some to end, or use more sandboxes",
     ),
+    "webhook.not_found": ErrorSpec("there is no such webhook"),
+    "webhook.too_many": ErrorSpec("the workspace has as many webhooks as it may", action="delete one first"),
     "isolation.unavailable": ErrorSpec("this host cannot keep the boundary that was asked for"),
     # templates
     "template.not_found": ErrorSpec("there is no such template"),

@@ -91,18 +91,32 @@ class Database:
         statement = self._queries[name]
         return await self.run(lambda c: [dict(row) for row in c.execute(statement, values).fetchall()])
 
+    async def fetch_together(self, *queries: tuple[str, Mapping[str, object]]) -> list[list[Row]]:
+        """The rows of several named queries, of one moment: nothing is written between them."""
+        statements = [(self._queries[name], values) for name, values in queries]
+        return await self.run(
+            lambda c: [[dict(row) for row in c.execute(text, values).fetchall()] for text, values in statements]
+        )
+
     async def execute(self, name: str, /, **values: object) -> int:
         """Runs a named statement; the number of rows it touched."""
         statement = self._queries[name]
         return await self.run(lambda c: c.execute(statement, values).rowcount)
 
-    async def execute_all(self, statements: Sequence[tuple[str, Mapping[str, object]]]) -> list[int]:
-        """Runs several named statements in one transaction; the rows each touched."""
+    async def execute_all(
+        self, statements: Sequence[tuple[str, Mapping[str, object]]], *, conditional: bool = False
+    ) -> list[int]:
+        """Runs several named statements in one transaction; the rows each touched. `conditional`: the first one has
+        to touch a row, else nothing is done and `Conflict` is raised."""
 
         def work(connection: sqlite3.Connection) -> list[int]:
             connection.execute("BEGIN IMMEDIATE")
             try:
-                counts = [connection.execute(self._queries[name], values).rowcount for name, values in statements]
+                counts = []
+                for name, values in statements:
+                    counts.append(connection.execute(self._queries[name], values).rowcount)
+                    if conditional and counts[0] != 1:
+                        raise Conflict
                 connection.execute("COMMIT")
             except BaseException:
                 _roll_back(connection)

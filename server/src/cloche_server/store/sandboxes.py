@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cloche_server.core.happenings import Happening
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import (
     BootMode,
@@ -18,7 +20,8 @@ from cloche_server.core.records import (
     Termination,
     TerminationReason,
 )
-from cloche_server.store.db import Conflict, Database, Row
+from cloche_server.store.db import Database, Row
+from cloche_server.store.events import EventStore, statements
 
 
 def to_row(sandbox: Sandbox) -> dict[str, Any]:
@@ -116,6 +119,8 @@ class SandboxStore:
 
     def __init__(self, database: Database) -> None:
         self._db = database
+        #: The journal, in the same database.
+        self.events = EventStore(database)
 
     @property
     def is_new(self) -> bool:
@@ -130,10 +135,10 @@ class SandboxStore:
             statements.append(("insert_idempotency", {**taken, **asdict(key)}))
         await self._db.execute_all(statements)
 
-    async def update(self, sandbox: Sandbox) -> None:
-        """Writes `sandbox`, whose version is one above the stored one. Raises `Conflict` otherwise."""
-        if await self._db.execute("update_sandbox", **to_row(sandbox)) != 1:
-            raise Conflict
+    async def update(self, sandbox: Sandbox, happenings: Sequence[Happening] = ()) -> None:
+        """Writes `sandbox`, whose version is one above the stored one, and what is told of it: both or neither.
+        Raises `Conflict` when another version is stored."""
+        await self._db.execute_all([("update_sandbox", to_row(sandbox)), *statements(happenings)], conditional=True)
 
     async def get(self, sandbox_id: str) -> Sandbox | None:
         rows = await self._db.fetch("get_sandbox", id=sandbox_id)
@@ -143,9 +148,15 @@ class SandboxStore:
         """Every record that is not deleted, oldest first."""
         return [from_row(row) for row in await self._db.fetch("all_sandboxes")]
 
-    async def forget(self, sandbox_id: str) -> None:
+    async def forget(self, sandbox_id: str, happenings: Sequence[Happening] = ()) -> None:
         """Removes the record of a create that came to nothing, and sets its key free."""
-        await self._db.execute_all([("forget_sandbox", {"id": sandbox_id}), ("forget_idempotency", {"id": sandbox_id})])
+        await self._db.execute_all(
+            [
+                ("forget_sandbox", {"id": sandbox_id}),
+                ("forget_idempotency", {"id": sandbox_id}),
+                *statements(happenings),
+            ]
+        )
 
     async def prune(self, before: float) -> int:
         return await self._db.execute("prune_sandboxes", before=before)

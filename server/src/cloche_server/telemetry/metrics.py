@@ -34,6 +34,10 @@ execs = Counter("cloche_execs_total", "Commands ended", ["reason"], registry=REG
 exec_seconds = Histogram("cloche_exec_seconds", "Time a command took", buckets=_FAST, registry=REGISTRY)
 file_bytes = Counter("cloche_file_bytes_total", "Bytes of files moved", ["direction"], registry=REGISTRY)
 restored = Counter("cloche_adopted_total", "Sandboxes found again at start", ["outcome"], registry=REGISTRY)
+events = Counter("cloche_events_total", "Events written to the journal", ["type"], registry=REGISTRY)
+webhook_deliveries = Counter(
+    "cloche_webhook_deliveries_total", "Attempts to deliver an event, by outcome", ["outcome"], registry=REGISTRY
+)
 
 
 def render() -> bytes:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from .. import _aio, _call, _config, _wire
 from .._call import SLOW, Call
 from ..models import Template
+from .events import AsyncEventStream, AsyncWebhooks, event_stream
 from .transport import AsyncTransport
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class AsyncClient:
     ) -> None:
         settings = _config.resolve(api_url, api_key, timeout, max_retry_seconds)
         self.transport = AsyncTransport(settings, _aio.Pool(max_connections))
+        #: Receivers that events are sent to.
+        self.webhooks = AsyncWebhooks(self.transport)
 
     @property
     def api_url(self) -> str:
@@ -71,6 +75,21 @@ class AsyncClient:
             call = Call("POST", path, params=query, content=pieces(file), silence=SLOW)
             made = await self.transport.json(call)
         return AsyncSnapshot(self.transport, _wire.snapshot_info(_wire.record(made)))
+
+    def events(
+        self,
+        *,
+        follow: bool = False,
+        since: str | None = None,
+        tail: int | None = None,
+        types: Sequence[str] | None = None,
+        sandbox_id: str | None = None,
+    ) -> AsyncEventStream:
+        """What has happened, to iterate over: the newest `tail` events, or all that came after the id `since`.
+
+        With `follow` it goes on with what comes. `types`: only these, such as `"sandbox.failed"` or `"sandbox.*"`.
+        """
+        return event_stream(self.transport, follow=follow, since=since, tail=tail, types=types, sandbox_id=sandbox_id)
 
     async def version(self) -> dict[str, Any]:
         """The release of the server."""

@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
 from .. import _sio, _call, _config, _wire
 from .._call import SLOW, Call
 from ..models import Template
+from .events import EventStream, Webhooks, event_stream
 from .transport import Transport
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class Client:
     ) -> None:
         settings = _config.resolve(api_url, api_key, timeout, max_retry_seconds)
         self.transport = Transport(settings, _sio.Pool(max_connections))
+        #: Receivers that events are sent to.
+        self.webhooks = Webhooks(self.transport)
 
     @property
     def api_url(self) -> str:
@@ -74,6 +78,20 @@ class Client:
             call = Call("POST", path, params=query, content=pieces(file), silence=SLOW)
             made = self.transport.json(call)
         return Snapshot(self.transport, _wire.snapshot_info(_wire.record(made)))
+    def events(
+        self,
+        *,
+        follow: bool = False,
+        since: str | None = None,
+        tail: int | None = None,
+        types: Sequence[str] | None = None,
+        sandbox_id: str | None = None,
+    ) -> EventStream:
+        """What has happened, to iterate over: the newest `tail` events, or all that came after the id `since`.
+
+        With `follow` it goes on with what comes. `types`: only these, such as `"sandbox.failed"` or `"sandbox.*"`.
+        """
+        return event_stream(self.transport, follow=follow, since=since, tail=tail, types=types, sandbox_id=sandbox_id)
 
     def version(self) -> dict[str, Any]:
         """The release of the server."""

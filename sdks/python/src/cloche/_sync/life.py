@@ -12,7 +12,8 @@ from typing import Any, Final, Literal, Self
 from .. import _call, _wire
 from .._call import SLOW, Call
 from ..errors import ProtocolError, SandboxGone, WaitTimeout
-from ..models import ForkResult, Lifecycle, Promotion, SandboxInfo
+from ..models import ForkResult, Lifecycle, Promotion, SandboxEvent, SandboxInfo
+from .events import sandbox_events
 from .snapshot import Snapshot
 from .transport import Transport
 
@@ -56,6 +57,10 @@ class Life:
                 raise SandboxGone(f"the sandbox has failed: {reason}", "sandbox.failed")
             if left <= WAIT_SECONDS and deadline is not None:
                 raise WaitTimeout(f"the sandbox is {self.info.status} after {timeout:g} s, not {' or '.join(wanted)}")
+
+    def events(self, tail: int = 50, types: Sequence[str] | None = None) -> Sequence[SandboxEvent]:
+        """What has happened to it: the newest `tail` events, oldest first. This works after its end, too."""
+        return sandbox_events(self._transport, self.info.id, tail, types)
 
     # --- children
 
