@@ -16,6 +16,8 @@ from cloche_server.api.app import build_app
 from cloche_server.api.protocol import HttpProtocol
 from cloche_server.app.access import Access
 from cloche_server.app.bake import Baker
+from cloche_server.app.budget import Budgets
+from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.console import Consoles
@@ -26,9 +28,10 @@ from cloche_server.app.fork import Forks
 from cloche_server.app.idempotency import IdempotentCreates
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
+from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.pools import Pools
-from cloche_server.app.reconcile import Reconciler
+from cloche_server.app.reconcile import Reconciler, Report
 from cloche_server.app.services import Services
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
@@ -48,6 +51,7 @@ from cloche_server.storage.layers import Layers
 from cloche_server.storage.snapshots import SnapshotCatalog
 from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.store.db import Database
+from cloche_server.store.meters import MeterStore
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
 from cloche_server.telemetry import log
@@ -92,12 +96,14 @@ class Main:
         async with asyncio.TaskGroup() as group:
             parts = _Parts(self.settings, database, engine, group)
             self.services = parts.services
-            report = await parts.reconciler.run(same_boot=instance.same_boot)
+            report = await parts.take_over(same_boot=instance.same_boot)
             _log.info("server.reconciled", **{k: getattr(report, k) for k in report.__slots__})
             background = [
                 group.create_task(parts.pools.run(), name="pools"),
                 group.create_task(tend(parts.supervisor, parts.machines), name="tend"),
                 group.create_task(parts.upkeep.run(), name="upkeep"),
+                group.create_task(parts.meters.run(), name="meters"),
+                group.create_task(parts.budgets.run(), name="budgets"),
             ]
             parts.services.ready.set()
             server = _Server(
@@ -163,6 +169,12 @@ class _Parts:
         creator = Creator(settings, self.catalog, baker, machines, self.pools, capacity, self.supervisor, clock)
         self.reconciler = Reconciler(store, machines, capacity, self.supervisor, snapshots, clock)
         capturer = Capturer(self.supervisor, machines, self.catalog)
+        meter_store = MeterStore(database)
+        keep = settings.usage_keep_days * 86400
+        self.meters = Meters(meter_store, self.supervisor, machines, snapshots, clock, keep)
+        sleep = SleepVerbs(access, self.supervisor, machines, capturer, capacity, clock)
+        self.budgets = Budgets(meter_store, self.meters, access, self.supervisor, sleep.pause_entry, clock)
+        budgets = BudgetVerbs(meter_store, self.budgets, self.meters, access, self.supervisor, clock)
         shape = Shape(settings.default_cpus, settings.default_memory_mb)
         self.upkeep = Upkeep(settings, self.catalog, self.pools, engine.fingerprint, shape, store, idempotency, clock)
         self.services = Services(
@@ -173,20 +185,31 @@ class _Parts:
             creator=creator,
             creates=NamedCreates(IdempotentCreates(creator, access, idempotency), access, lifecycle),
             lifecycle=lifecycle,
-            sleep=SleepVerbs(access, self.supervisor, machines, capturer, capacity, clock),
+            sleep=sleep,
             power=StopVerbs(access, self.supervisor, machines, self.catalog, capacity, clock),
-            forks=Forks(access, self.supervisor, capturer, creator, machines, lifecycle),
+            forks=Forks(access, self.supervisor, capturer, creator, machines, lifecycle, budgets),
             snapshots=Snapshots(access, self.supervisor, capturer, machines, snapshots, clock),
             execs=Execs(access),
             files=Files(access),
             consoles=Consoles(access, settings.data / "sandboxes"),
             templates=Templates(self.catalog),
             tokens=Tokens(TokenStore(database), clock),
+            meters=self.meters,
+            budgets=budgets,
         )
+
+    async def take_over(self, *, same_boot: bool) -> Report:
+        """What an earlier server has left: its sandboxes, their meters and their budgets."""
+        await self.meters.load()
+        await self.budgets.load()
+        report = await self.reconciler.run(same_boot=same_boot)
+        await self.budgets.settle(await self.meters.settle())
+        return report
 
     async def close(self) -> None:
         """Undoes creates under way, lets go of every sandbox and ends their tasks."""
         await self.services.creator.close()
+        await self.meters.close()
         await self.supervisor.close()
 
 

@@ -11,6 +11,7 @@ from cloche_server.api.wire import ErrorAnswer
 _TEXT: Final = {
     400: "The request is not valid",
     401: "No token, or a wrong one",
+    402: "The budget of the sandbox is used up",
     403: "The user in the sandbox may not do this",
     404: "Not found",
     405: "The route does not know this method",

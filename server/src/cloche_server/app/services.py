@@ -6,12 +6,14 @@ import asyncio
 from dataclasses import dataclass, field
 
 from cloche_server.app.access import Access
+from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
 from cloche_server.app.exec import Execs
 from cloche_server.app.files import Files
 from cloche_server.app.fork import Forks
 from cloche_server.app.lifecycle import LifecycleVerbs
+from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
@@ -43,5 +45,7 @@ class Services:
     consoles: Consoles
     templates: Templates
     tokens: Tokens
+    meters: Meters
+    budgets: BudgetVerbs
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

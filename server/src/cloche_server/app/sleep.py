@@ -70,6 +70,10 @@ class SleepVerbs:
         entry = await self._access.find(workspace, sandbox_id)
         return await self._supervisor.perform(entry, lambda: self._pause(entry))
 
+    async def pause_entry(self, entry: Entry, reason: str) -> Sandbox:
+        """For what runs in the task of the sandbox."""
+        return await self._pause(entry, reason)
+
     async def _pause(self, entry: Entry, reason: str = "asked") -> Sandbox:
         if entry.record.status is Status.PAUSED:
             return entry.record
@@ -98,6 +102,7 @@ class SleepVerbs:
             return entry.record
         if entry.record.status is not Status.PAUSED or entry.machine is None or entry.guest is None:
             raise illegal(entry.record, Event.RESUME)
+        self._access.check_budget(entry)
         await entry.machine.resume()
         try:
             await entry.guest.renew(RenewRequest(time_now=True, thaw=True), timeout=10)
@@ -226,6 +231,7 @@ class SleepVerbs:
             return entry.record
         if entry.record.status is not Status.HIBERNATED:
             raise illegal(entry.record, Event.WAKE)
+        self._access.check_budget(entry)
         began = self._clock.monotonic()
         template = self._capturer.template(entry)
         if entry.machine is not None:

@@ -11,11 +11,10 @@ from typing import Final
 
 from cloche_server.app.access import Access
 from cloche_server.app.capacity import Capacity, refused
-from cloche_server.app.entry import Entry, illegal
+from cloche_server.app.entry import Entry, illegal, rearmed
 from cloche_server.app.machines import Machines, Slot
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.expiry import expires_at
 from cloche_server.core.lifecycle import Event, Status
 from cloche_server.core.records import BootMode, Sandbox
 from cloche_server.host.clock import Clock
@@ -108,6 +107,7 @@ class StopVerbs:
             return record
         if record.status not in _AT_REST or not record.layer_id:
             raise illegal(record, Event.START)
+        self._access.check_budget(entry)
         began = self._clock.monotonic()
         meta = self._template(record)
         refusal = self._capacity.try_memory(record.id)
@@ -136,7 +136,7 @@ class StopVerbs:
             cold=True,
             termination=None,
             ended_at=None,
-            expires_at=expires_at(now, record.ttl_seconds, record.persistent),
+            expires_at=rearmed(record, now, record.ttl_seconds, record.persistent).expires_at,
         )
 
     def _template(self, record: Sandbox) -> TemplateMeta:

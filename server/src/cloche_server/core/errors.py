@@ -61,6 +61,10 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
         retryable=True,
         action="wait for some to end, or use more sandboxes",
     ),
+    "budget.exceeded": ErrorSpec(
+        "the budget of the sandbox is used up", action="raise the budget, then resume the sandbox"
+    ),
+    "budget.not_found": ErrorSpec("the sandbox has no budget"),
     "isolation.unavailable": ErrorSpec("this host cannot keep the boundary that was asked for"),
     # templates
     "template.not_found": ErrorSpec("there is no such template"),
