@@ -18,7 +18,7 @@ from cloche_server.api.middleware import RequestMiddleware
 from cloche_server.api.openapi import build_document, operation_id
 from cloche_server.api.respond import ClientGone, dump, invalid_fields
 from cloche_server.api.routes import exec as exec_routes
-from cloche_server.api.routes import files, later, lineage, sandboxes, service, templates
+from cloche_server.api.routes import files, later, lineage, sandboxes, service, templates, usage
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
 from cloche_server.settings import Settings
@@ -62,6 +62,7 @@ def bare_app() -> FastAPI:
         exec_routes.router,
         files.router,
         sandboxes.router,
+        usage.router,
         service.router,
         lineage.router,
         later.router,

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from cloche_server.api import wire, wire_lineage
+from cloche_server.api import wire, wire_lineage, wire_usage
 from cloche_server.api.docs import error_answer, header
 from cloche_server.settings import Settings
 
@@ -30,6 +30,7 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_lineage.PromoteBody,
     wire_lineage.SnapshotBody,
     wire_lineage.StopBody,
+    wire_usage.BudgetBody,
 )
 EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire.OutputEvent,
@@ -45,6 +46,7 @@ _BELOW_V1: Final = (401, 503)
 TAGS: Final = (
     ("sandboxes", "Create, find, change and delete sandboxes."),
     ("lineage", "Forks, snapshots, pause and hibernation."),
+    ("usage", "What sandboxes have used, and budgets that limit it."),
     ("exec", "Run commands in a sandbox."),
     ("files", "Read and write files in a sandbox."),
     ("templates", "What sandboxes are made from."),
