@@ -243,7 +243,8 @@ class Budgets:
                 account = self._exceed(account, name)
         if account.exceeded_at is not None:
             for entry in entries:
-                self._ask(entry, self._hold if self._clock.now() < (account.ends_at or 0) else self._end)
+                if entry.record.status is Status.RUNNING or self._is_over(account):
+                    self._ask(entry)
             if any(entry.record.status is Status.RUNNING for entry in entries):
                 return AGAIN_AFTER
             return max(SHORTEST, (account.ends_at or 0) - self._clock.now())
@@ -286,7 +287,10 @@ class Budgets:
 
     # ---------------------------------------------------------------- done by the tasks of the sandboxes
 
-    def _ask(self, entry: Entry, deed: Callable[[Entry, Account], Awaitable[None]]) -> None:
+    def _is_over(self, account: Account) -> bool:
+        return account.ends_at is not None and self._clock.now() >= account.ends_at
+
+    def _ask(self, entry: Entry) -> None:
         """Once at a time; the task of the sandbox sees first whether it is still so."""
         if entry.record.id in self._asked:
             return
@@ -296,24 +300,22 @@ class Budgets:
             try:
                 account = self.of(entry)
                 if account is not None and account.exceeded_at is not None:
-                    await deed(entry, account)
+                    await self._act(entry, account)
             finally:
                 self._asked.discard(entry.record.id)
 
         self._supervisor.send(entry, Event.BOOTED, work=work)
 
-    async def _hold(self, entry: Entry, account: Account) -> None:
-        if entry.record.status is Status.RUNNING:
+    async def _act(self, entry: Entry, account: Account) -> None:
+        if self._is_over(account):
+            if entry.record.id not in self._told:
+                self.ending.add(account.id)
+                self._told.add(entry.record.id)
+                self._tell(entry, "budget.exceeded", account, account.exceeded_by)
+                self._supervisor.send(entry, Event.DELETE, reason=TerminationReason.BUDGET)
+        elif entry.record.status is Status.RUNNING:
             await self._pause(entry, "budget")
             self._tell(entry, "budget.paused", account, account.exceeded_by)
-
-    async def _end(self, entry: Entry, account: Account) -> None:
-        if entry.record.id in self._told or self._clock.now() < (account.ends_at or math.inf):
-            return
-        self.ending.add(account.id)
-        self._told.add(entry.record.id)
-        self._tell(entry, "budget.exceeded", account, account.exceeded_by)
-        self._supervisor.send(entry, Event.DELETE, reason=TerminationReason.BUDGET)
 
 
 def exceeded(sandbox_id: str, account: Account) -> ClocheError:

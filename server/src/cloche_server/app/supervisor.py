@@ -222,7 +222,7 @@ class Supervisor:
             # Behind what came before it, and once: a renewal that was in time counts, and no number of calls keeps
             # the end from coming.
             entry.expiring = True
-            self.send(entry, Event.EXPIRED, reason=expiry_reason(entry.record, now))
+            self.send(entry, Event.EXPIRED)
         wait = LONGEST_WAIT if deadline is None else min(LONGEST_WAIT, max(0.0, deadline - now))
         idle = entry.idle_left(self._clock.monotonic())
         if idle is not None:
@@ -252,6 +252,7 @@ class Supervisor:
             entry.expiring = False
             if not is_due(self._clock.now(), record.deadline):
                 return  # renewed in the meantime
+            message.reason = expiry_reason(record, self._clock.now())
         if message.event is Event.CRASHED and record.status is Status.STOPPING:
             await self._lost(entry, Event.HALTED)
         elif message.event is Event.CRASHED:
