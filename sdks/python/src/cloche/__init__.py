@@ -24,6 +24,7 @@ from ._version import __version__
 from .errors import (
     AuthError,
     BootFailed,
+    BudgetExceeded,
     CapacityError,
     CaptureFailed,
     ClocheError,
@@ -81,6 +82,7 @@ from .models import (
     Gap,
     Isolation,
     Lifecycle,
+    Load,
     Promotion,
     SandboxInfo,
     SandboxTermination,
@@ -89,9 +91,9 @@ from .models import (
     Stdout,
     Template,
     Termination,
-    Usage,
     WriteResult,
 )
+from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
 __all__ = [
     "AsyncClient",
@@ -103,6 +105,9 @@ __all__ = [
     "AsyncSnapshot",
     "AuthError",
     "BootFailed",
+    "Budget",
+    "BudgetExceeded",
+    "BudgetStatus",
     "CapacityError",
     "CaptureFailed",
     "Client",
@@ -115,6 +120,7 @@ __all__ = [
     "ConflictError",
     "ConnectFailed",
     "ConnectionLost",
+    "Cost",
     "DirectoryNotEmpty",
     "Exec",
     "ExecEvent",
@@ -139,6 +145,7 @@ __all__ = [
     "Isolation",
     "IsolationUnavailable",
     "Lifecycle",
+    "Load",
     "NameTaken",
     "NameTooLong",
     "NoSpace",
@@ -173,6 +180,8 @@ __all__ = [
     "TransportError",
     "UnsupportedError",
     "Usage",
+    "UsageGroup",
+    "UsageSum",
     "WaitTimeout",
     "WriteResult",
     "__version__",

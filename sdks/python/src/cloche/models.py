@@ -19,6 +19,7 @@ __all__ = [
     "Gap",
     "Isolation",
     "Lifecycle",
+    "Load",
     "Promotion",
     "SandboxInfo",
     "SandboxTermination",
@@ -27,7 +28,6 @@ __all__ = [
     "Stdout",
     "Template",
     "Termination",
-    "Usage",
     "WriteResult",
 ]
 
@@ -183,7 +183,8 @@ class SandboxTermination:
 class SandboxInfo:
     """A sandbox as the server describes it. `raw` holds the whole answer.
 
-    `status_reason` says why it is paused or hibernated: `asked` or `idle`. `parent_id` and `fork_tree_id` are
+    `status_reason` says why it is paused or hibernated: `asked`, `idle` or `budget`. `ends_at` is the end that no
+    renewal moves, after `max_lifetime_seconds` (0: none). `parent_id` and `fork_tree_id` are
     those of a fork's child; `from_snapshot` is the snapshot it continued from.
     """
 
@@ -201,7 +202,9 @@ class SandboxInfo:
     created_at: datetime | None = None
     started_at: datetime | None = None
     expires_at: datetime | None = None
+    ends_at: datetime | None = None
     ttl_seconds: int = 0
+    max_lifetime_seconds: int = 0
     persistent: bool = False
     boot_ms: float = 0.0
     boot_mode: str = ""
@@ -291,8 +294,8 @@ class SnapshotInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What a sandbox uses now. `raw` holds the whole answer."""
+class Load:
+    """What runs in a sandbox now, as its guest tells. `raw` holds the whole answer."""
 
     cpu_ms: float
     memory_bytes: int

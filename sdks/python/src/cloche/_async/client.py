@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from types import TracebackType
 from typing import Any, Self
 
-from .. import _aio, _call, _config, _wire
+from .. import _aio, _call, _config, _wire, _wire_usage
 from .._call import Call
 from ..models import Template
+from ..usage import UsageSum
 from .transport import AsyncTransport
 
 
@@ -43,6 +45,24 @@ class AsyncClient:
         """What sandboxes can be made from."""
         data = await self.transport.json(Call("GET", _call.path("templates"), kind="safe"))
         return [_wire.template(item) for item in _wire.records(data)]
+
+    async def usage(
+        self,
+        *,
+        group_by: str | None = None,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        sandbox_id: str | None = None,
+    ) -> UsageSum:
+        """What the sandboxes of the workspace have used, living and ended ones; `group_by` a label, also by its values.
+
+        `since` and `until` choose sandboxes that lived at some time between the two; what is summed is their whole
+        usage, not the part in between.
+        """
+        query = _call.params(since=_wire_usage.moment(since), until=_wire_usage.moment(until))
+        query |= _call.params(group_by=group_by, sandbox_id=sandbox_id)
+        data = await self.transport.json(Call("GET", _call.path("usage"), params=query, kind="safe"))
+        return _wire_usage.usage_sum(_wire.record(data))
 
     async def version(self) -> dict[str, Any]:
         """The release of the server."""
