@@ -43,6 +43,7 @@ SEMANTIC = {
     "lineage_fork",
     "lineage_fork_tree",
     "lineage_promote",
+    "usage_sum",
 }
 #: Snapshots that no generated request may delete.
 KEPT: set[str] = set()
@@ -90,11 +91,16 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str) -
     create = found["components"]["schemas"]["CreateBody"]["properties"]
     for name, allowed in {"cpus": [1], "cpu": [1], "vcpus": [1], "memory_mb": [256], "disk_mb": [4096, 5000]}.items():
         create[name] = {"enum": [*allowed, None]}
+    create["max_lifetime_seconds"] = {"enum": [0, 600, None]}
     create["disk_gb"] = {"enum": [4, None]}
     create["template"] = {"enum": ["base", "ubuntu-24.04", None]}
+    budget = found["components"]["schemas"]["BudgetBody"]["properties"]
+    for name in ("cpu_seconds", "wall_seconds", "exec_count", "bytes_out"):
+        budget[name] = {"enum": [10**9, None]}  # none is reached
     create["from_snapshot"] = {"enum": [snapshot, "nope", None]}
     for body in ("ForkBody", "ForkTreeBody"):
         found["components"]["schemas"][body]["properties"]["count"] = {"enum": [1, 2]}
+        found["components"]["schemas"][body]["properties"]["max_lifetime_seconds"] = {"enum": [0, 600, None]}
     return found
 
 
@@ -155,6 +161,8 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
         return
     if name in UNDO:
         api.call("POST", f"/v1/sandboxes/{path['sandbox_id']}/{UNDO[name]}")
+    elif name == "usage_set_budget":
+        api.call("DELETE", f"/v1/sandboxes/{path['sandbox_id']}/budget")
     elif name == "lineage_take_snapshot":
         api.call("DELETE", f"/v1/snapshots/{response.json()['id']}")
     elif response.status_code == 201 and name in {"sandboxes_create", "lineage_fork", "lineage_fork_tree"}:

@@ -80,9 +80,9 @@ class Sandbox(Life):
         that long after its creation (0: never). `idle_seconds`: after so long without activity, `idle_action`
         (`"hibernate"` unless given). `max_lifetime_seconds`: its end that no renewal, resume or start moves (0: none).
         `budget`: what it may use, see `Budget`. `env`, `cwd`, `user`: defaults for every command.
-        `minimum_boundary="microvm-kvm"` refuses software emulation. A server without room is asked again for a while (`max_retry_seconds` of the
-        client), then `CapacityError` is raised. With the `idempotency_key` of an earlier call with the same
-        arguments, that call's sandbox is returned.
+        `minimum_boundary="microvm-kvm"` refuses software emulation. A server without room is asked again for a while
+        (`max_retry_seconds` of the client), then `CapacityError` is raised. With the `idempotency_key` of an earlier
+        call with the same arguments, that call's sandbox is returned.
         """
         transport = transport_for(client, api_url, api_key, timeout)
         origin = from_snapshot.id if isinstance(from_snapshot, Snapshot) else from_snapshot
