@@ -134,17 +134,17 @@ async def test_a_stream_rings_before_it_can_pass_the_limit(host: Host) -> None:
     record = await host.create(budget=Budget(bytes_out=1000, warn_at=0.5))
     host.budgets.look()
     traffic = entry_of(host, record).traffic
-    host.budgets.poke.clear()
+    host.budgets._poke.clear()
     traffic.out(499)
-    assert not host.budgets.poke.is_set()
+    assert not host.budgets._poke.is_set()
     traffic.out(1)
-    assert host.budgets.poke.is_set()
+    assert host.budgets._poke.is_set()
     host.budgets.look()
-    host.budgets.poke.clear()
+    host.budgets._poke.clear()
     traffic.out(499)
-    assert not host.budgets.poke.is_set()
+    assert not host.budgets._poke.is_set()
     traffic.out(1)
-    assert host.budgets.poke.is_set()
+    assert host.budgets._poke.is_set()
 
 
 async def test_it_is_looked_at_when_it_could_be_reached(host: Host) -> None:

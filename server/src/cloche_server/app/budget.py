@@ -14,6 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from cloche_server.app.access import Access
@@ -78,7 +79,9 @@ class Budgets:
         self._told: set[str] = set()
         #: Forks are being made that will belong to these.
         self._held: Counter[str] = Counter()
-        self.poke = asyncio.Event()
+        #: When each account is looked at next (monotonic); what is not here is looked at now.
+        self._due: dict[str, float] = {}
+        self._poke = asyncio.Event()
         #: Told of what happens: `budget.warning`, `budget.paused`, `budget.exceeded`. It neither waits nor raises.
         self.on_event: OnEvent | None = None
         meters.ledger = self
@@ -154,9 +157,13 @@ class Budgets:
         if entry.record.status is Status.DELETED:
             self.close(entry.record, self._meters.read_now(entry))
             self._told.discard(entry.record.id)
-            self.poke.set()
+            self.look_soon(account.id)
         elif entry.record.status is Status.RUNNING:
-            self.poke.set()
+            self.look_soon(account.id)
+
+    def look_soon(self, account_id: str) -> None:
+        self._due.pop(account_id, None)
+        self._poke.set()
 
     def pending(self) -> tuple[list[Account], list[str]]:
         return [self._accounts[name] for name in self._dirty], list(self._dropped)
@@ -201,7 +208,7 @@ class Budgets:
         account = replace(account, exceeded_at=self._clock.now(), exceeded_by=name)
         self.put(account)
         _log.warning("budget.reached", account=account.id, limit=name)
-        self.poke.set()
+        self.look_soon(account.id)
         self._meters.soon()
         return account
 
@@ -212,28 +219,33 @@ class Budgets:
         while True:
             wait = LONGEST
             try:
-                self.poke.clear()
-                wait = self.look()
+                self._poke.clear()
+                wait = self.look(due=True)
             except Exception as error:  # noqa: BLE001 - one account must never take the server with it
                 _log.error("budget.failed", error=repr(error))
             await asyncio.sleep(SHORTEST)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, wait - SHORTEST)):
-                    await self.poke.wait()
+                    await self._poke.wait()
 
-    def look(self) -> float:
-        """Looks at all accounts and has done what has to be; the seconds until the next look."""
-        waits = [LONGEST]
+    def look(self, *, due: bool = False) -> float:
+        """Looks at all accounts, or at those whose time has come, and has done what has to be; the seconds until the
+        next look."""
         members: dict[str, list[Entry]] = {}
-        for entry in self._supervisor.entries():
+        living = self._supervisor.entries()
+        for entry in living:
             account = self.of(entry)
             if account is not None and entry.record.status not in GONE:
                 members.setdefault(account.id, []).append(entry)
+        self._asked &= {entry.record.id for entry in living}
         for account_id in self._accounts.keys() - members.keys():
             self.drop_if_unused(account_id)
+        now = self._clock.monotonic()
         for account_id, entries in members.items():
-            waits.append(self._look_at(self._accounts[account_id], entries))
-        return min(waits)
+            if not due or self._due.get(account_id, now) <= now:
+                self._due[account_id] = now + self._look_at(self._accounts[account_id], entries)
+        self._due = {name: moment for name, moment in self._due.items() if name in members}
+        return min((moment - now for moment in self._due.values()), default=LONGEST)
 
     def _look_at(self, account: Account, entries: list[Entry]) -> float:
         used = self.used(account, self.members(account.id))
@@ -272,7 +284,7 @@ class Budgets:
         rest = min((mark - used.bytes_out for mark in marks if mark > used.bytes_out), default=math.inf)
         for entry in running:
             traffic = entry.traffic
-            traffic.ring = self.poke.set
+            traffic.ring = partial(self.look_soon, account.id)
             traffic.alarm = traffic.bytes_out + max(1.0, rest / len(running))
 
     def _tell(self, entry: Entry, kind: str, account: Account, limit: str | None) -> None:

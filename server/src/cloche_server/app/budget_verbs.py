@@ -89,7 +89,7 @@ class BudgetVerbs:
             await self._store.write([], [self._with(entry, budget)])
             changed = self._with(entry, budget)  # what has happened to it meanwhile counts as well
             self._budgets.put(changed)
-            self._budgets.poke.set()
+            self._budgets.look_soon(changed.id)
             self._meters.soon()
             return changed
 
@@ -121,7 +121,7 @@ class BudgetVerbs:
             await self._store.write([], [account])
             self._budgets.take(account)
             record = await self._supervisor.change(entry, lambda record: _joined(record, account.id))
-            self._budgets.poke.set()
+            self._budgets.look_soon(account.id)
             # Somebody else may have given it one at the same time; the last one counts.
             return self._budgets.get(record.account_id) or account
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Protocol
 
 from cloche_server.app.entry import Entry, not_found
@@ -96,6 +97,8 @@ class Meters:
         self._stored: dict[str, Metered] = {}
         #: Ended, and not written yet.
         self._ended: dict[str, Metered] = {}
+        #: Moved to rest since the last write.
+        self._touched: set[str] = set()
         self._poke = asyncio.Event()
         self._writing = asyncio.Lock()
         self.ledger: Ledger | None = None
@@ -170,6 +173,7 @@ class Meters:
             self._ended[entry.record.id] = replace(self._now(entry, running), metadata=labels(entry.record.metadata))
             del self._running[entry.record.id]
         if status in _AT_REST:
+            self._touched.add(entry.record.id)
             self._poke.set()
 
     def _now(self, entry: Entry, running: _Running) -> Metered:
@@ -191,9 +195,13 @@ class Meters:
             self._read(running, running.machine.measure())
         return self._now(entry, running)
 
-    async def sample(self) -> None:
-        """Reads all machines and disks, on a thread."""
-        living = [e for e in self._supervisor.entries() if e.record.status is not Status.CREATING]
+    def _living(self, only: Set[str] | None) -> list[Entry]:
+        found = (e for e in self._supervisor.entries() if only is None or e.record.id in only)
+        return [entry for entry in found if entry.record.status is not Status.CREATING]
+
+    async def sample(self, only: Set[str] | None = None) -> None:
+        """Reads machines and disks, on a thread: all of them, or those of some sandboxes."""
+        living = self._living(only)
         wanted = [(entry.record, self._of(entry).machine) for entry in living]
         found = await asyncio.to_thread(lambda: [self._look(*one) for one in wanted])
         for entry, (record, machine), (reading, disk) in zip(living, wanted, found, strict=True):
@@ -218,11 +226,12 @@ class Meters:
 
     # ---------------------------------------------------------------- writing
 
-    async def flush(self) -> None:
-        """Writes what has changed, in one transaction. Raises `host.disk_full`; it is then written next time."""
+    async def flush(self, only: Set[str] | None = None) -> None:
+        """Writes what has changed, in one transaction: all of it, or of some living sandboxes, with all ends and all
+        accounts. Raises `host.disk_full`; it is then written next time."""
         async with self._writing:
             rows: list[tuple[_Running, Metered]] = []
-            for entry in self._supervisor.entries():
+            for entry in self._living(only):
                 running = self._running.get(entry.record.id)
                 if running is not None and (now := self._now(entry, running)) != running.written:
                     rows.append((running, now))
@@ -243,14 +252,19 @@ class Meters:
     async def run(self) -> None:
         """Every few seconds for as long as the server runs; cancel to stop."""
         next_prune = 0.0
+        next_all = self._clock.monotonic() + SAMPLE_EVERY
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SAMPLE_EVERY):
+                async with asyncio.timeout(max(0.0, next_all - self._clock.monotonic())):
                     await self._poke.wait()
                     await asyncio.sleep(GATHER)
             self._poke.clear()
-            await self._safely(self.sample)
-            await self._safely(self.flush)
+            only: Set[str] | None = self._touched
+            self._touched = set()
+            if self._clock.monotonic() >= next_all:
+                only, next_all = None, self._clock.monotonic() + SAMPLE_EVERY
+            await self._safely(partial(self.sample, only))
+            await self._safely(partial(self.flush, only))
             if self._clock.monotonic() >= next_prune:
                 next_prune = self._clock.monotonic() + PRUNE_EVERY
                 await self._safely(self.prune)
@@ -298,15 +312,22 @@ class Meters:
         """What the sandboxes of a workspace have used in their whole lives, of those that lived at some time from
         `since` to `until`; and the same by the values of one label."""
         kept = await asyncio.to_thread(self._snapshot_bytes, workspace)
-        ended = dict(self._ended)  # they may be written, and not be here any more, while the rows are read
-        found = {one.sandbox_id: one async for one in self._store.of(workspace, since, until)}
-        found.update(ended | self._ended)
         mine = [entry for entry in self._supervisor.entries() if entry.record.workspace == workspace]
-        found.update((entry.record.id, self.read_now(entry)) for entry in mine)
+        # What is known here is newer than its row, also when it is written while the rows are read.
+        known = dict(self._ended) | {entry.record.id: self.read_now(entry) for entry in mine}
         now, count, total = self._clock.now(), 0, Usage()
         groups: dict[str | None, tuple[int, Usage]] = {}
-        for one in found.values():
-            if not _asked_for(one, workspace, since, until, sandbox_id):
+
+        async def found() -> AsyncIterator[Metered]:
+            for one in known.values():
+                if _asked_for(one, workspace, since, until):
+                    yield one
+            async for one in self._store.of(workspace, since, until):
+                if one.sandbox_id not in known:
+                    yield one
+
+        async for one in found():
+            if sandbox_id not in (None, one.sandbox_id):
                 continue
             usage = usage_of(one, now, kept.get(one.sandbox_id, 0))
             count, total = count + 1, add(total, usage)
@@ -328,22 +349,23 @@ class Meters:
         return found
 
 
-def _asked_for(one: Metered, workspace: str, since: float | None, until: float | None, sandbox_id: str | None) -> bool:
+def _asked_for(one: Metered, workspace: str, since: float | None, until: float | None) -> bool:
     return (
         one.workspace == workspace
-        and sandbox_id in (None, one.sandbox_id)
         and (until is None or one.created_at < until)
         and (since is None or one.ended_at is None or one.ended_at >= since)
     )
 
 
 def _metered(record: Sandbox, meter: Meter) -> Metered:
+    # The second is for what a server without meters has deleted.
+    ended_at = record.walls.since if record.walls.seconds else record.ended_at or record.created_at
     return Metered(
         sandbox_id=record.id,
         workspace=record.workspace,
         status=record.status,
         created_at=record.created_at,
-        ended_at=record.walls.since if record.status is Status.DELETED else None,
+        ended_at=ended_at if record.status is Status.DELETED else None,
         cpus=record.resources.cpus,
         memory_mb=record.resources.memory_mb,
         metadata=record.metadata,
