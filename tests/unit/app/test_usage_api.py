@@ -145,6 +145,14 @@ async def test_budgets_that_are_none(api: httpx.AsyncClient, host: Host, budget:
     assert await host.rows() == []
 
 
+async def test_null_is_absent_and_whole_numbers_are_whole(api: httpx.AsyncClient) -> None:
+    budget = {"exec_count": 5.0, "cpu_seconds": None, "warn_at": None, "grace_seconds": None, "later": 1}
+    box = await made(api, budget=budget)
+    told = (await api.get(f"/sandboxes/{box['id']}/budget")).json()
+    assert (told["left"], told["warn_at"], told["grace_seconds"]) == ({"exec_count": 5}, 0.8, 60)
+    assert (await made(api, budget=None))["status"] == "running"
+
+
 async def test_lifetimes_and_names_of_forks(api: httpx.AsyncClient, host: Host) -> None:
     box = await made(api, persistent=True)
     assert (box["max_lifetime_seconds"], "expires_at" in box) == (0, False)

@@ -31,6 +31,15 @@ class BudgetBody(Wire):
     )
     grace_seconds: Seconds = Field(60.0, description="Between the pause at a limit and the end.")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _plain(cls, data: Any) -> Any:
+        """As in every body: null is an absent field, and 60.0 is 60. This one may stand in another body."""
+        if not isinstance(data, dict):
+            return data
+        given = {name: value for name, value in data.items() if value is not None}
+        return {n: int(v) if isinstance(v, float) and v.is_integer() else v for n, v in given.items()}
+
     @model_validator(mode="after")
     def _limited(self) -> BudgetBody:
         if all(getattr(self, name) is None for name in LIMITS):

@@ -111,7 +111,8 @@ class Meters:
         self._stored = {one.sandbox_id: one for one in await self._store.living()}
 
     async def settle(self) -> list[tuple[Sandbox, Metered]]:
-        """Goes on with what was taken over, and closes the meters of what has ended meanwhile, which it returns."""
+        """Goes on with what was taken over, and closes the meters of what has ended meanwhile, which it returns. They
+        are written with the accounts they belong to."""
         for entry in self._supervisor.entries():
             self._of(entry)
         ends = []
@@ -123,7 +124,6 @@ class Meters:
                 self._ended[record.id] = _metered(record, replace(charge(meter, record.walls.since), disk_bytes=0))
                 ends.append((record, self._ended[record.id]))
         self._stored.clear()
-        await self.flush()
         return ends
 
     # ---------------------------------------------------------------- reading
