@@ -12,6 +12,7 @@ from app_states import sandbox_in, status
 
 from cloche_server.app.exec import Execs
 from cloche_server.app.files import Files, WriteOptions
+from cloche_server.core.budgets import Budget
 from cloche_server.core.command import Command
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
@@ -288,6 +289,28 @@ async def test_the_background_task_writes_after_an_end(host: Host, monkeypatch: 
     assert not running.done()
     running.cancel()
     assert (await usage(host, record.id)).starts == 1
+
+
+async def test_neither_a_create_nor_a_command_writes_more_than_before(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A create writes its record twice, with a budget as well; a command nothing."""
+    turns: list[int] = []
+    run = host.database.run
+
+    async def counted(*args: Any, **options: Any) -> Any:
+        turns.append(1)
+        return await run(*args, **options)
+
+    monkeypatch.setattr(host.database, "run", counted)
+    for budget in (None, Budget(exec_count=10)):
+        record = await host.create(budget=budget)
+        assert len(turns) == 2
+        turns.clear()
+        entry, _ = await host.access.serving("w", record.id)
+        host.access.count_exec(entry)
+        entry.traffic.out(100)
+        assert turns == []
 
 
 # ---------------------------------------------------------------- what goes in and out
