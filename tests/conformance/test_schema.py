@@ -51,6 +51,7 @@ SEMANTIC = {
     "events_of_workspace",
     "webhooks_create",
     "webhooks_patch",
+    "usage_sum",
 }
 #: Nobody is there, so nothing is sent anywhere.
 RECEIVER = "https://receiver.invalid/hook"
@@ -108,11 +109,16 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     create = found["components"]["schemas"]["CreateBody"]["properties"]
     for name, allowed in {"cpus": [1], "cpu": [1], "vcpus": [1], "memory_mb": [256], "disk_mb": [4096, 5000]}.items():
         create[name] = {"enum": [*allowed, None]}
+    create["max_lifetime_seconds"] = {"enum": [0, 600, None]}
     create["disk_gb"] = {"enum": [4, None]}
     create["template"] = {"enum": ["base", "ubuntu-24.04", None]}
+    budget = found["components"]["schemas"]["BudgetBody"]["properties"]
+    for name in ("cpu_seconds", "wall_seconds", "exec_count", "bytes_out"):
+        budget[name] = {"enum": [10**9, None]}  # none is reached
     create["from_snapshot"] = {"enum": [snapshot, "nope", None]}
     for body in ("ForkBody", "ForkTreeBody"):
         found["components"]["schemas"][body]["properties"]["count"] = {"enum": [1, 2]}
+        found["components"]["schemas"][body]["properties"]["max_lifetime_seconds"] = {"enum": [0, 600, None]}
     return found
 
 
@@ -175,6 +181,8 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
         return
     if name in UNDO:
         api.call("POST", f"/v1/sandboxes/{path['sandbox_id']}/{UNDO[name]}")
+    elif name == "usage_set_budget":
+        api.call("DELETE", f"/v1/sandboxes/{path['sandbox_id']}/budget")
     elif name == "snapshots_take_snapshot":
         api.call("DELETE", f"/v1/snapshots/{response.json()['id']}")
     elif name == "snapshots_promote_snapshot":

@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.ports import BakedTemplate, BootFiles, Captured, MachineCondition, MachineExit, SavedState
+from cloche_server.core.ports import (
+    BakedTemplate,
+    BootFiles,
+    Captured,
+    MachineCondition,
+    MachineExit,
+    Reading,
+    SavedState,
+)
 from cloche_server.core.records import Isolation, ProcessRef, Shape
 from cloche_server.host.pages import PAGE, Pages
 from cloche_server.storage.layers import read_header
@@ -101,6 +109,9 @@ class FakeMachine:
         self.disk = Path()
         self.state: SavedState | None = None
         self.runs = False
+        #: What its counters say.
+        self.cpu_seconds = 0.0
+        self.memory_bytes = 0
         world.alive[machine_id] = self
         world.held.add(machine_id)
 
@@ -119,6 +130,9 @@ class FakeMachine:
     @property
     def ended(self) -> bool:
         return self._exit.done()
+
+    def measure(self) -> Reading | None:
+        return Reading(self.cpu_seconds, 0 if self.ended else self.memory_bytes)
 
     async def restore(self, before_run: Callable[[], None] | None = None) -> None:
         await self._world.pass_by("Machine.restore")

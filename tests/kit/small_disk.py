@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kit import data as test_data
-from kit.server import Server
+from kit.server import DEFAULTS, Server
 
 MIB = 1024 * 1024
 
@@ -37,7 +37,8 @@ def small_server(baked: Path) -> Iterator[Server]:
     try:
         subprocess.run(["cp", "-a", "--sparse=always", f"{data}/.", mount], check=True)
         (mount / "lost+found").rmdir()
-        server = Server(data, {"pool_launched": 0, "pool_warm": 0, "disk_reserve_mb": 0, "disk_overcommit": 1000})
+        room = {"pool_launched": 0, "pool_warm": 0, "disk_reserve_mb": 0, "disk_overcommit": 1000}
+        server = Server(data, {**DEFAULTS, **room})
         server.data, server.log = mount, work / "server.log"
         server.start()
         yield server

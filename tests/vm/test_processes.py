@@ -177,7 +177,7 @@ class TestBombs:
         assert sandbox.sh("echo alive") == "alive\n"
         assert sandbox.sh("cut -d' ' -f22 /proc/1/stat") == pid1, "the agent is the same one"
         assert sandbox.refresh()["status"] == "running"
-        assert sandbox.api.call("GET", f"{sandbox.path}/usage")["oom_kills"] >= 2
+        assert sandbox.api.call("GET", f"{sandbox.path}/load")["oom_kills"] >= 2
         assert shared.sh("echo neighbour") == "neighbour\n"
 
     def test_memory_file_systems_are_bounded(self, sandbox: Box) -> None:
@@ -301,7 +301,7 @@ async def test_descriptors_are_flat_over_500_commands(shared: Box, api: Api, ser
 
 def test_load_of_one_sandbox_is_told(shared: Box) -> None:
     exec_id = shared.start("sleep 75")
-    usage = shared.api.call("GET", f"{shared.path}/usage")
+    usage = shared.api.call("GET", f"{shared.path}/load")
     assert 0 < usage["memory_bytes"] < usage["memory_limit_bytes"] <= 256 << 20
     assert usage["processes"] >= 1
     assert usage["disk_bytes"] > usage["disk_used_bytes"] > 0

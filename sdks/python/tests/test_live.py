@@ -59,7 +59,8 @@ def test_life() -> None:
         assert made.set_ttl(600).ttl_seconds == 600
         assert made.set_metadata({"live": None, "x": "y"}).metadata == {"x": "y"}
         assert made.exec("echo $FROM_CREATE; pwd").stdout == "é\n/tmp\n"
-        assert made.usage().memory_limit_bytes > 2**26
+        assert made.load().memory_limit_bytes > 2**26
+        assert made.usage().wall_seconds["running"] > 0
         assert made.logs(tail=5) is not None
     made.kill()
     with pytest.raises(SandboxNotFound):

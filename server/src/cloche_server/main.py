@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import uvicorn
 import uvloop
@@ -17,10 +17,13 @@ from cloche_server.api.protocol import HttpProtocol
 from cloche_server.app.access import Access
 from cloche_server.app.archive_import import Importer
 from cloche_server.app.bake import Baker
+from cloche_server.app.budget import Budgets
+from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
+from cloche_server.app.entry import Entry
 from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
 from cloche_server.app.export import Exporter
@@ -31,10 +34,11 @@ from cloche_server.app.idle import IdleActions
 from cloche_server.app.journal import Journal
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
+from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.pools import Pools
 from cloche_server.app.promote_template import Promoter
-from cloche_server.app.reconcile import Reconciler
+from cloche_server.app.reconcile import Reconciler, Report
 from cloche_server.app.restore import Restores
 from cloche_server.app.room import Room
 from cloche_server.app.services import Services
@@ -59,6 +63,7 @@ from cloche_server.storage.layers import Layers
 from cloche_server.storage.snapshots import SnapshotCatalog
 from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.store.db import Database
+from cloche_server.store.meters import MeterStore
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
 from cloche_server.store.webhooks import WebhookStore
@@ -104,13 +109,15 @@ class Main:
         async with asyncio.TaskGroup() as group:
             parts = _Parts(self.settings, database, engine, group)
             self.services = parts.services
-            report = await parts.reconciler.run(same_boot=instance.same_boot)
+            report = await parts.take_over(same_boot=instance.same_boot)
             _log.info("server.reconciled", **{k: getattr(report, k) for k in report.__slots__})
             await parts.services.webhooks.start()
             background = [
                 group.create_task(parts.pools.run(), name="pools"),
                 group.create_task(tend(parts.supervisor, parts.machines), name="tend"),
                 group.create_task(parts.upkeep.run(), name="upkeep"),
+                group.create_task(parts.meters.run(), name="meters"),
+                group.create_task(parts.budgets.run(), name="budgets"),
             ]
             parts.services.ready.set()
             server = _Server(
@@ -176,10 +183,13 @@ class _Parts:
         creator = Creator(settings, self.catalog, baker, machines, self.pools, capacity, self.supervisor, clock)
         self.reconciler = Reconciler(store, machines, capacity, self.supervisor, snapshots, clock)
         capturer = Capturer(self.supervisor, machines, self.catalog)
-        shape = Shape(settings.default_cpus, settings.default_memory_mb)
         room = Room(capacity, self.pools)
-        taken = Snapshots(access, self.supervisor, capturer, machines, snapshots, clock)
         sleep = SleepVerbs(access, self.supervisor, machines, capturer, room, clock)
+        meters, keep = MeterStore(database), settings.usage_keep_days * 86400
+        self.meters = Meters(meters, self.supervisor, machines, snapshots, clock, keep)
+        budgets = self._mind_budgets(meters, access, sleep, clock)
+        shape = Shape(settings.default_cpus, settings.default_memory_mb)
+        taken = Snapshots(access, self.supervisor, capturer, machines, snapshots, clock)
         power = StopVerbs(access, self.supervisor, machines, self.catalog, room, clock)
         IdleActions(self.supervisor, sleep, power)
         keeper = TemplateKeeper(self.catalog, snapshots, store, self.pools)
@@ -197,7 +207,7 @@ class _Parts:
             lifecycle=lifecycle,
             sleep=sleep,
             power=power,
-            forks=Forks(access, self.supervisor, capturer, creator, machines, lifecycle),
+            forks=Forks(access, self.supervisor, capturer, creator, machines, lifecycle, budgets),
             snapshots=taken,
             restores=Restores(access, self.supervisor, machines, taken, self.catalog, room, clock),
             promoter=Promoter(settings, machines, self.catalog, snapshots, clock),
@@ -210,12 +220,32 @@ class _Parts:
             tokens=Tokens(TokenStore(database), clock),
             events=Events(access, self.supervisor),
             webhooks=_webhooks(settings, WebhookStore(database), journal, group),
+            meters=self.meters,
+            budgets=budgets,
         )
+
+    def _mind_budgets(self, store: MeterStore, access: Access, sleep: SleepVerbs, clock: SystemClock) -> BudgetVerbs:
+        self.budgets = Budgets(store, self.meters, access, self.supervisor, sleep.pause_entry, clock)
+        self.budgets.on_event = self._told
+        return BudgetVerbs(store, self.budgets, self.meters, access, self.supervisor, clock)
+
+    def _told(self, entry: Entry, kind: str, payload: Mapping[str, object]) -> None:
+        record = entry.record
+        self._group.create_task(self.supervisor.journal.tell(kind, record.workspace, record.id, payload))
+
+    async def take_over(self, *, same_boot: bool) -> Report:
+        """What an earlier server has left: its sandboxes, their meters and their budgets."""
+        await self.meters.load()
+        await self.budgets.load()
+        report = await self.reconciler.run(same_boot=same_boot)
+        await self.budgets.settle(await self.meters.settle())
+        return report
 
     async def close(self) -> None:
         """Undoes creates under way, lets go of every sandbox and ends their tasks."""
         await self.services.webhooks.close()
         await self.services.creator.close()
+        await self.meters.close()
         await self.supervisor.close()
         await self.supervisor.journal.catch_up()
 

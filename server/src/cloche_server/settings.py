@@ -93,6 +93,9 @@ class Settings:
     parallel_boots: int = _setting(4, "Machines started at the same time; more wait their turn.", low=1, high=256)
     default_ttl_seconds: int = _setting(3600, "TTL when the caller names none; 0 = none.", low=0, high=315360000)
     max_ttl_seconds: int = _setting(0, "Longest TTL a caller may ask for; 0 = no limit.", low=0, high=315360000)
+    max_lifetime_seconds: int = _setting(
+        0, "Longest life of a sandbox, which no TTL, resume or start passes; 0 = no limit.", low=0, high=315360000
+    )
     exec_default_timeout: int = _setting(3600, "Timeout of a command when the caller names none.", low=1, high=31536000)
     exec_max_timeout: int = _setting(86400, "Longest timeout of a command.", low=1, high=31536000)
     max_import_mb: int = _setting(
@@ -107,6 +110,15 @@ class Settings:
     events_keep: int = _setting(100_000, "Most events that are kept; older ones go first.", low=1000, high=100_000_000)
     webhook_private: bool = _setting(
         False, "Whether webhooks may go to addresses that are not public: this host and the networks around it."
+    )
+    usage_keep_days: int = _setting(90, "How long the usage of a deleted sandbox is kept, in days.", low=1, high=36500)
+    price_currency: str = _setting("USD", "Currency of the prices; it is only shown.")
+    price_cpu_hour: float = _setting(0.0, "Price of an hour of active CPU time; 0 = none.", low=0, high=1e9)
+    price_memory_gib_hour: float = _setting(
+        0.0, "Price of a GiB of memory that is provisioned for an hour; 0 = none.", low=0, high=1e9
+    )
+    price_disk_gib_month: float = _setting(
+        0.0, "Price of a GiB on the disk of the host for 30 days; 0 = none.", low=0, high=1e9
     )
     shutdown_grace: float = _setting(5.0, "How long running requests may finish at shutdown.", low=0, high=600)
 

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from cloche_server.app.access import Access
+from cloche_server.app.budget import Budgets
+from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.capacity import OVERHEAD_MB, Capacity
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.create import CreateRequest, Creator
@@ -19,6 +21,7 @@ from cloche_server.app.idempotency import IdempotentCreates
 from cloche_server.app.idle import IdleActions
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
+from cloche_server.app.meter import Meters
 from cloche_server.app.pools import Pools
 from cloche_server.app.reconcile import Reconciler
 from cloche_server.app.restore import Restores
@@ -36,6 +39,7 @@ from cloche_server.storage.layers import Layers
 from cloche_server.storage.snapshots import SnapshotCatalog
 from cloche_server.storage.templates import TemplateMeta
 from cloche_server.store.db import Database
+from cloche_server.store.meters import MeterStore
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.tokens import IdempotencyStore
 from kit.fake_engine import FakeClock, FakeEngine, World, is_open, missing_layers, template
@@ -100,6 +104,16 @@ class Host:
     snapshots: Snapshots
     power: StopVerbs
     restores: Restores
+    meters: Meters
+    budgets: Budgets
+    spending: BudgetVerbs
+
+    async def take_over(self) -> None:
+        """What a server does at its start."""
+        await self.meters.load()
+        await self.budgets.load()
+        await self.reconciler.run(same_boot=True)
+        await self.budgets.settle(await self.meters.settle())
 
     async def create(self, **options: Any) -> Sandbox:
         return await self.creator.create(CreateRequest("w", **options))
@@ -232,16 +246,18 @@ def assemble(data: Path, database: Database, world: World, crew: Crew, **changes
     capturer = Capturer(supervisor, machines, catalog)
     room = Room(capacity, pools)
     sleep = SleepVerbs(access, supervisor, machines, capturer, room, clock)
-    forks = Forks(access, supervisor, capturer, creator, machines, lifecycle)
     power = StopVerbs(access, supervisor, machines, catalog, room, clock)
     IdleActions(supervisor, sleep, power)
     taken = Snapshots(access, supervisor, capturer, machines, snapshots, clock)
+    restores = Restores(access, supervisor, machines, taken, catalog, room, clock)
+    meter_store = MeterStore(database)
+    meters = Meters(meter_store, supervisor, machines, snapshots, clock, chosen.usage_keep_days * 86400)
+    budgets = Budgets(meter_store, meters, access, supervisor, sleep.pause_entry, clock)
+    spending = BudgetVerbs(meter_store, budgets, meters, access, supervisor, clock)
+    forks = Forks(access, supervisor, capturer, creator, machines, lifecycle, spending)
     return Host(
         world, root, database, store, clock, capacity, machines, pools, supervisor, creator, access, lifecycle, creates,
-        reconciler, snapshots, capturer, sleep, forks,
-        taken,
-        power,
-        Restores(access, supervisor, machines, taken, catalog, room, clock),
+        reconciler, snapshots, capturer, sleep, forks, taken, power, restores, meters, budgets, spending,
     )  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from ._version import __version__
 from .errors import (
     AuthError,
     BootFailed,
+    BudgetExceeded,
     CapacityError,
     CaptureFailed,
     ClocheError,
@@ -84,6 +85,7 @@ from .models import (
     Gap,
     Isolation,
     Lifecycle,
+    Load,
     Promotion,
     SandboxEvent,
     SandboxInfo,
@@ -93,11 +95,11 @@ from .models import (
     Stdout,
     Template,
     Termination,
-    Usage,
     WebhookInfo,
     WebhookTest,
     WriteResult,
 )
+from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
 __all__ = [
     "AsyncClient",
@@ -111,6 +113,9 @@ __all__ = [
     "AsyncWebhooks",
     "AuthError",
     "BootFailed",
+    "Budget",
+    "BudgetExceeded",
+    "BudgetStatus",
     "CapacityError",
     "CaptureFailed",
     "Client",
@@ -123,6 +128,7 @@ __all__ = [
     "ConflictError",
     "ConnectFailed",
     "ConnectionLost",
+    "Cost",
     "DirectoryNotEmpty",
     "EventGap",
     "EventStream",
@@ -149,6 +155,7 @@ __all__ = [
     "Isolation",
     "IsolationUnavailable",
     "Lifecycle",
+    "Load",
     "NameTaken",
     "NameTooLong",
     "NoSpace",
@@ -184,6 +191,8 @@ __all__ = [
     "TransportError",
     "UnsupportedError",
     "Usage",
+    "UsageGroup",
+    "UsageSum",
     "WaitTimeout",
     "WebhookInfo",
     "WebhookTest",

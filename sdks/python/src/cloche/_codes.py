@@ -8,6 +8,7 @@ from typing import Final
 from .errors import (
     AuthError,
     BootFailed,
+    BudgetExceeded,
     CapacityError,
     CaptureFailed,
     ClocheError,
@@ -67,6 +68,8 @@ CODES: Final[Mapping[str, type[ClocheError]]] = {
     "sandbox.stop_timeout": TimeoutError,
     "sandbox.unreachable": SandboxUnreachable,
     "sandbox.busy": CapacityError,
+    "budget.exceeded": BudgetExceeded,
+    "budget.not_found": NotFoundError,
     "snapshot.not_found": SnapshotNotFound,
     "snapshot.corrupt": SnapshotCorrupt,
     "snapshot.import_disabled": UnsupportedError,
@@ -123,6 +126,7 @@ _FAMILIES: Final[Mapping[str, type[ClocheError]]] = {
 }
 _STATUSES: Final[Mapping[int, type[ClocheError]]] = {
     401: AuthError,
+    402: BudgetExceeded,
     403: AuthError,
     404: NotFoundError,
     408: TimeoutError,

@@ -253,6 +253,8 @@ def sandbox_info(data: Json) -> models.SandboxInfo:
         created_at=timestamp(data.get("created_at")),
         started_at=timestamp(data.get("started_at")),
         expires_at=timestamp(data.get("expires_at")),
+        ends_at=timestamp(data.get("ends_at")),
+        max_lifetime_seconds=int(data.get("max_lifetime_seconds") or 0),
         ttl_seconds=int(data.get("ttl_seconds") or 0),
         persistent=bool(data.get("persistent", False)),
         boot_ms=float(data.get("boot_ms") or 0),
@@ -340,9 +342,9 @@ def lineage(data: Json) -> models.SnapshotLineage:
     )
 
 
-def usage(data: Json) -> models.Usage:
-    """What a sandbox uses."""
-    return models.Usage(
+def load(data: Json) -> models.Load:
+    """What runs in a sandbox."""
+    return models.Load(
         cpu_ms=float(data.get("cpu_ms") or 0),
         memory_bytes=int(data.get("memory_bytes") or 0),
         memory_limit_bytes=int(data.get("memory_limit_bytes") or 0),

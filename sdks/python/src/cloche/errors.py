@@ -10,6 +10,7 @@
       NotFoundError               SandboxNotFound, TemplateNotFound, ExecNotFound, FileNotFound
       InvalidRequestError
       ConflictError               InvalidStateError, NameTaken, FileExists, …
+      BudgetExceeded              the sandbox has used up its budget and is paused
       CapacityError               no room now; nothing was made
       UnsupportedError            this server, or this host, cannot do it
       SandboxGone                 the sandbox died or has failed
@@ -173,6 +174,15 @@ class NameTaken(ConflictError):
     def sandbox_id(self) -> str:
         """The sandbox that has it."""
         return str(self.details.get("id") or "")
+
+
+class BudgetExceeded(ClocheError):
+    """The budget of the sandbox is used up: it is paused, and deleted soon unless `set_budget` raises it."""
+
+    @property
+    def limit(self) -> str:
+        """The limit that was reached, such as `cpu_seconds`."""
+        return str(self.details.get("limit") or "")
 
 
 class CapacityError(ClocheError):

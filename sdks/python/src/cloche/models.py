@@ -21,6 +21,7 @@ __all__ = [
     "Gap",
     "Isolation",
     "Lifecycle",
+    "Load",
     "Promotion",
     "SandboxEvent",
     "SandboxInfo",
@@ -30,7 +31,6 @@ __all__ = [
     "Stdout",
     "Template",
     "Termination",
-    "Usage",
     "WebhookInfo",
     "WebhookTest",
     "WriteResult",
@@ -188,7 +188,8 @@ class SandboxTermination:
 class SandboxInfo:
     """A sandbox as the server describes it. `raw` holds the whole answer.
 
-    `status_reason` says why it is paused or hibernated: `asked` or `idle`. `parent_id` and `fork_tree_id` are
+    `status_reason` says why it is paused or hibernated: `asked`, `idle` or `budget`. `ends_at` is the end that no
+    renewal moves, after `max_lifetime_seconds` (0: none). `parent_id` and `fork_tree_id` are
     those of a fork's child; `from_snapshot` is the snapshot it continued from.
     """
 
@@ -206,7 +207,9 @@ class SandboxInfo:
     created_at: datetime | None = None
     started_at: datetime | None = None
     expires_at: datetime | None = None
+    ends_at: datetime | None = None
     ttl_seconds: int = 0
+    max_lifetime_seconds: int = 0
     persistent: bool = False
     boot_ms: float = 0.0
     boot_mode: str = ""
@@ -311,8 +314,8 @@ class SnapshotLineage:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
-    """What a sandbox uses now. `raw` holds the whole answer."""
+class Load:
+    """What runs in a sandbox now, as its guest tells. `raw` holds the whole answer."""
 
     cpu_ms: float
     memory_bytes: int

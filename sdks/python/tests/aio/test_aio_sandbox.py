@@ -73,14 +73,14 @@ async def test_connect_and_list_by_metadata(fake: FakeCloche) -> None:
     assert (caught.value.code, caught.value.status, caught.value.request_id) == ("sandbox.not_found", 404, "req1")
 
 
-async def test_ttl_metadata_usage_logs(fake: FakeCloche) -> None:
+async def test_ttl_metadata_load_logs(fake: FakeCloche) -> None:
     sandbox = await AsyncSandbox.create(ttl_seconds=5, metadata={"a": "1", "b": "2"})
     assert (await sandbox.set_ttl(90)).ttl_seconds == 90
     assert (await sandbox.lifecycle()).ttl_seconds == 90
     assert (await sandbox.refresh()).info.ttl_seconds == 90
     await sandbox.set_metadata({"a": None, "c": "3"})
     assert sandbox.metadata == {"b": "2", "c": "3"}
-    assert (await sandbox.usage()).memory_bytes == 1000
+    assert (await sandbox.load()).memory_bytes == 1000
     assert await sandbox.logs(tail=10) == "boot é\n"
 
 

@@ -14,6 +14,19 @@ from .lineage import VERBS, Lineage
 KEY = "pds_00112233445566778899aabbccddeeff"
 
 
+USAGE = {
+    "wall_seconds": {"running": 10.5, "paused": 2},
+    "cpu_seconds": 1.25,
+    "memory_provisioned_mib_seconds": 2688,
+    "exec_count": 3,
+    "bytes_out": 99,
+    "starts": 1,
+    "first_started_at": "2025-01-02T03:04:05Z",
+    "cost": {"currency": "EUR", "cpu": 0.1, "memory": 0.2, "disk": 0, "total": 0.3},
+    "a_field_of_the_future": 1,
+}
+
+
 class FakeCloche(Server):
     """`requests` records what came; `on` puts a handler of the test in front of a route."""
 
@@ -70,6 +83,9 @@ class FakeCloche(Server):
             await self.events.webhook(parts[2:], request, reply)
         elif parts[3:] == ["events"]:
             await self.events.read(request, reply, parts[2])
+        elif parts == ["v1", "usage"]:
+            group = {"value": "a", "count": 1, "usage": USAGE}
+            await reply.json(200, {"count": 2, "usage": USAGE, "groups": [group, {"count": 1, "usage": USAGE}]})
         elif parts[:2] != ["v1", "sandboxes"]:
             await reply.error(404, "request.not_found")
         elif parts[2] not in self.sandboxes:
@@ -143,6 +159,9 @@ class FakeCloche(Server):
             "created_at": "2025-01-02T03:04:05.678Z",
             "ttl_seconds": body.get("ttl_seconds", 0),
             "persistent": body.get("persistent", False),
+            "max_lifetime_seconds": body.get("max_lifetime_seconds", 0),
+            "ends_at": "2025-01-02T04:04:05Z" if body.get("max_lifetime_seconds") else None,
+            "budget": body.get("budget"),
             "idle_seconds": body.get("idle_seconds", 0),
             "idle_action": body.get("idle_action", "hibernate"),
             "from_snapshot": body.get("from_snapshot"),
@@ -170,12 +189,31 @@ class FakeCloche(Server):
                     self.sandboxes[sandbox_id]["metadata"][key] = value
         await reply.json(200, self.sandboxes[sandbox_id])
 
+    async def _budget(self, sandbox: dict[str, Any], request: Request, reply: Reply) -> None:
+        if request.method == "PUT":
+            self.bodies.append(await request.json())
+            sandbox["budget"] = self.bodies[-1]
+        elif request.method == "DELETE":
+            sandbox["budget"] = None
+            await reply.send(204)
+            return
+        if not sandbox.get("budget"):
+            await reply.error(404, "budget.not_found", "the sandbox has no budget")
+            return
+        used = {"cpu_seconds": 1.5, "wall_seconds": 2, "exec_count": 3, "bytes_out": 4}
+        found = {"id": "acc1", "warn_at": 0.8, "grace_seconds": 60, **sandbox["budget"], "used": used, "left": {}}
+        await reply.json(200, {**found, "status": "ok", "sandboxes": [sandbox["id"]], "a_field_of_the_future": 1})
+
     async def _rest(self, sandbox: dict[str, Any], name: str, request: Request, reply: Reply) -> None:
         if name == "lifecycle":
             sandbox["ttl_seconds"] = (await request.json()).get("ttl_seconds", sandbox["ttl_seconds"])
             await reply.json(200, {"ttl_seconds": sandbox["ttl_seconds"], "persistent": False, "idle_seconds": 1})
-        elif name == "usage":
+        elif name == "load":
             await reply.json(200, {"cpu_ms": 5, "memory_bytes": 1000, "processes": 3})
+        elif name == "usage":
+            await reply.json(200, USAGE)
+        elif name == "budget":
+            await self._budget(sandbox, request, reply)
         elif name == "logs":
             await reply.send(200, "boot é\n".encode(), kind="text/plain; charset=utf-8")
         elif name in VERBS:

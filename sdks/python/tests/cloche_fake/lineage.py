@@ -19,6 +19,9 @@ MOVES = {
     "resume": ("running", 204),
     "hibernate": ("hibernated", 200),
     "wake": ("running", 200),
+    "stop": ("stopped", 200),
+    "start": ("running", 200),
+    "restart": ("running", 200),
 }
 VERBS = {*MOVES, "fork-tree", "promote", "restore", "snapshots", "wait"}
 
@@ -108,7 +111,7 @@ class Lineage:
             child = self._server.make(
                 {**parent, **body, "metadata": {**parent["metadata"], **body.get("metadata", {})}}
             )
-            child |= {"parent_id": parent["id"], "fork_tree_id": tree, "boot_mode": "fork", "name": None}
+            child |= {"parent_id": parent["id"], "fork_tree_id": tree, "boot_mode": "fork", "name": body.get("name")}
             children.append(child)
         answer = {"tree_id": tree, "parent_id": parent["id"], "at": "", "pause_ms": 7.5, "children": children}
         errors = [{"index": n, "err": "no room", "code": "capacity.unavailable"} for n in sorted(self.failing)]

@@ -76,14 +76,14 @@ def test_connect_and_list_by_metadata(fake: FakeCloche) -> None:
     assert (caught.value.code, caught.value.status, caught.value.request_id) == ("sandbox.not_found", 404, "req1")
 
 
-def test_ttl_metadata_usage_logs(fake: FakeCloche) -> None:
+def test_ttl_metadata_load_logs(fake: FakeCloche) -> None:
     sandbox = Sandbox.create(ttl_seconds=5, metadata={"a": "1", "b": "2"})
     assert (sandbox.set_ttl(90)).ttl_seconds == 90
     assert (sandbox.lifecycle()).ttl_seconds == 90
     assert (sandbox.refresh()).info.ttl_seconds == 90
     sandbox.set_metadata({"a": None, "c": "3"})
     assert sandbox.metadata == {"b": "2", "c": "3"}
-    assert (sandbox.usage()).memory_bytes == 1000
+    assert (sandbox.load()).memory_bytes == 1000
     assert sandbox.logs(tail=10) == "boot é\n"
 
 

@@ -27,6 +27,7 @@ from cloche_server.api.routes import (
     service,
     snapshots,
     templates,
+    usage,
     webhooks,
 )
 from cloche_server.api.routes import exec as exec_routes
@@ -73,6 +74,7 @@ def bare_app() -> FastAPI:
         exec_routes.router,
         files.router,
         sandboxes.router,
+        usage.router,
         service.router,
         archive.router,
         lineage.router,

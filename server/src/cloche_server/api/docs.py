@@ -11,6 +11,7 @@ from cloche_server.api.wire import ErrorAnswer
 _TEXT: Final = {
     400: "The request is not valid",
     401: "No token, or a wrong one",
+    402: "The budget of the sandbox is used up",
     403: "Not allowed: to the user in the sandbox, or by the operator of this server",
     404: "Not found",
     405: "The route does not know this method",
@@ -52,9 +53,13 @@ def error_answer(status: int) -> dict[str, Any]:
     return found
 
 
+#: No field is required, but one of several is.
+_ONE_OF: Final = frozenset({"ExecBody", "BudgetBody"})
+
+
 def json_body(model: type[BaseModel]) -> dict[str, Any]:
     """The request body of a route. An absent one is the same as `{}`."""
-    required = any(field.is_required() for field in model.model_fields.values()) or model.__name__ == "ExecBody"
+    required = any(field.is_required() for field in model.model_fields.values()) or model.__name__ in _ONE_OF
     schema = {"$ref": f"#/components/schemas/{model.__name__}"}
     return {"requestBody": {"required": required, "content": {"application/json": {"schema": schema}}}}
 

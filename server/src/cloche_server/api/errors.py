@@ -30,6 +30,8 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "sandbox.name_taken": 409,
     "sandbox.capture_failed": 500,
     "sandbox.busy": 503,
+    "budget.exceeded": 402,
+    "budget.not_found": 404,
     "snapshot.not_found": 404,
     "snapshot.corrupt": 500,
     "snapshot.import_disabled": 403,

@@ -34,6 +34,7 @@ def sandbox(record: Sandbox) -> dict[str, Any]:
         "created_at": rfc3339(record.created_at),
         "ttl_seconds": record.ttl_seconds,
         "persistent": record.persistent,
+        "max_lifetime_seconds": record.max_lifetime_seconds,
         "boot_ms": record.boot_ms,
         "boot_mode": record.boot_mode.value,
         "isolation": {
@@ -61,6 +62,8 @@ def sandbox(record: Sandbox) -> dict[str, Any]:
         body["started_at"] = rfc3339(record.started_at)
     if record.expires_at is not None:
         body["expires_at"] = rfc3339(record.expires_at)
+    if record.ends_at is not None:
+        body["ends_at"] = rfc3339(record.ends_at)
     if record.termination is not None:
         body["termination"] = without_none(
             {
@@ -116,6 +119,7 @@ def lifecycle(record: Sandbox, idle_seconds: int) -> dict[str, Any]:
             "persistent": record.persistent,
             "idle_seconds": idle_seconds,
             "expires_at": rfc3339(record.expires_at) if record.expires_at is not None else None,
+            "ends_at": rfc3339(record.ends_at) if record.ends_at is not None else None,
         }
     )
 

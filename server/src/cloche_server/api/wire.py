@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import (
     AliasChoices,
     BaseModel,
-    ConfigDict,
     Field,
     StrictBool,
     StrictInt,
@@ -15,6 +14,9 @@ from pydantic import (
     model_validator,
 )
 
+from cloche_server.api.wire_base import Seconds as Seconds
+from cloche_server.api.wire_base import Wire as Wire
+from cloche_server.api.wire_usage import BudgetBody
 from cloche_server.core.command import OUTPUT_LIMIT, STDIN_LIMIT
 from cloche_server.core.expiry import MAX_TTL_SECONDS
 
@@ -29,6 +31,7 @@ Text = Annotated[str, StringConstraints(strict=True)]
 Path = Annotated[Text, Field(json_schema_extra={"pattern": r"^/[^\x00]*$", "maxLength": 4095})]
 Argument = Annotated[Text, Field(json_schema_extra={"pattern": _NO_NUL})]
 ShortText = Annotated[str, StringConstraints(strict=True, max_length=256)]
+Name = Annotated[str, StringConstraints(strict=True, pattern=SANDBOX_NAME)]
 User = Annotated[str, StringConstraints(strict=True, max_length=256, pattern=_NO_CONTROLS)]
 Cwd = Annotated[str, StringConstraints(strict=True, max_length=4095, pattern=_NO_NUL)]
 MetadataKey = Annotated[str, StringConstraints(strict=True, min_length=1, max_length=128)]
@@ -40,13 +43,8 @@ Env = Annotated[
 ]
 
 Ttl = Annotated[StrictInt, Field(ge=0, le=MAX_TTL_SECONDS)]
-Seconds = Annotated[float, Field(ge=0, le=31_536_000, allow_inf_nan=False, strict=True)]
-
-
-class Wire(BaseModel):
-    """Unknown fields are ignored: older and newer clients send more than this server knows."""
-
-    model_config = ConfigDict(extra="ignore")
+#: Longest life: the same range as a TTL.
+LIFETIME = "Deleted so long after its creation, whatever is renewed, resumed or started; 0 = never."
 
 
 # ------------------------------------------------------------------ requests
@@ -54,9 +52,7 @@ class Wire(BaseModel):
 
 class CreateBody(Wire):
     template: ShortText = Field("base", description="Name or alias of a template.")
-    name: Annotated[str, StringConstraints(strict=True, pattern=SANDBOX_NAME)] | None = Field(
-        None, description="Unique among the living of the workspace."
-    )
+    name: Name | None = Field(None, description="Unique among the living of the workspace.")
     if_exists: Literal["error", "connect", "replace"] = Field(
         "error",
         description="When the name is in use: 409; or the sandbox that has it, awake, and nothing else of this body "
@@ -75,6 +71,8 @@ class CreateBody(Wire):
         None, description="Deleted this long after creation; 0 = never. Default: the server's."
     )
     persistent: StrictBool = Field(False, description="No TTL at all.")
+    max_lifetime_seconds: Ttl = Field(0, description=LIFETIME)
+    budget: BudgetBody | None = Field(None, description="What it may use.")
     idle_seconds: Ttl = Field(
         0, description="After so long without a command, a transfer or a call: `idle_action`; 0 = never."
     )
@@ -180,7 +178,17 @@ class IsolationAnswer(BaseModel):
 
 
 class TerminationAnswer(BaseModel):
-    reason: Literal["vmm_died", "guest_shutdown", "ttl", "deleted", "create_failed", "host_restart"]
+    reason: Literal[
+        "vmm_died",
+        "guest_shutdown",
+        "ttl",
+        "idle",
+        "max_lifetime",
+        "budget",
+        "deleted",
+        "create_failed",
+        "host_restart",
+    ]
     at: str
     signal: str | None = None
     detail: str | None = None
@@ -218,12 +226,16 @@ class SandboxAnswer(BaseModel):
     expires_at: str | None = None
     ttl_seconds: int
     persistent: bool
+    max_lifetime_seconds: int
+    ends_at: str | None = Field(None, description="The end that nothing moves.")
     boot_ms: int
     boot_mode: Literal["warm", "launched", "snapshot", "fork", "wake", "cold"]
     isolation: IsolationAnswer
     termination: TerminationAnswer | None = None
     generation: int
-    status_reason: Literal["asked", "idle"] | None = Field(None, description="Why it is paused or hibernated.")
+    status_reason: Literal["asked", "idle", "budget"] | None = Field(
+        None, description="Why it is paused or hibernated."
+    )
     idle_seconds: int
     idle_action: Literal["pause", "hibernate", "stop", "delete"]
     parent_id: str | None = Field(None, description="The sandbox it was forked from.")
@@ -237,9 +249,10 @@ class LifecycleAnswer(BaseModel):
     persistent: bool
     idle_seconds: int
     expires_at: str | None = None
+    ends_at: str | None = None
 
 
-class UsageAnswer(BaseModel):
+class LoadAnswer(BaseModel):
     cpu_ms: float
     memory_bytes: int
     memory_limit_bytes: int

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
-from cloche_server.api.wire import Env, Metadata, SandboxAnswer, ShortText, Ttl, Wire
+from cloche_server.api.wire import LIFETIME, Env, Metadata, Name, SandboxAnswer, ShortText, Ttl, Wire
 
 #: Children of one call, as existing clients expect.
 MAX_FORKS = 16
@@ -18,6 +18,13 @@ class ForkBody(Wire):
     persistent: StrictBool | None = Field(None, description="Default: as the parent.")
     metadata: Metadata = Field(default_factory=dict, description="On top of the parent's labels.")
     env: Env = Field(default_factory=dict, description="On top of the parent's environment, for new commands.")
+    name: Name | None = Field(None, description="Of the only child: with `count` 1. Unique among the living.")
+    budget: Literal["share", "split"] | None = Field(
+        None,
+        description="Of a parent with a budget: the children draw on it as well (`share`, the default), or what "
+        "is left is divided evenly among all.",
+    )
+    max_lifetime_seconds: Ttl = Field(0, description=f"{LIFETIME} Never after the end of the parent's lifetime.")
 
 
 class ForkTreeBody(ForkBody):

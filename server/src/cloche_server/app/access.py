@@ -27,6 +27,9 @@ class Access:
 
     #: Wakes a hibernated sandbox; set once, by what knows how.
     waker: Callable[[Entry], Awaitable[None]] | None = None
+    #: Refuse what a budget does not allow: any use, and the start of a command; set once, by what knows budgets.
+    guard: Callable[[Entry], None] | None = None
+    exec_guard: Callable[[Entry], None] | None = None
 
     def __init__(self, supervisor: Supervisor, store: SandboxStore, clock: Clock) -> None:
         self._supervisor = supervisor
@@ -57,11 +60,24 @@ class Access:
         """The sandbox, after it has woken up if it was hibernated. Raises what a wake raises."""
         entry = await self.find(workspace, sandbox_id)
         if entry.record.status in SLEEPING and self.waker is not None:
+            self.check_budget(entry)
             await self.waker(entry)
         return entry
 
+    def check_budget(self, entry: Entry) -> None:
+        """Raises `budget.exceeded`."""
+        if self.guard is not None:
+            self.guard(entry)
+
+    def count_exec(self, entry: Entry) -> None:
+        """A command is about to start. Raises `budget.exceeded`."""
+        if self.exec_guard is not None:
+            self.exec_guard(entry)
+        entry.traffic.execs += 1
+
     async def serving(self, workspace: str, sandbox_id: str) -> tuple[Entry, GuestClient]:
-        """A sandbox whose guest takes calls. Raises `sandbox.failed`, `sandbox.invalid_state`, `host.disk_full`."""
+        """A sandbox whose guest takes calls. Raises `sandbox.failed`, `sandbox.invalid_state`, `host.disk_full`,
+        `budget.exceeded`."""
         entry = await self.awake(workspace, sandbox_id)
         record = entry.record
         if record.status is Status.FAILED or (entry.machine is not None and entry.machine.ended):
@@ -71,6 +87,7 @@ class Access:
                 f"sandbox {record.id} has failed: {why}",
                 details={"status": Status.FAILED.value},
             )
+        self.check_budget(entry)
         if record.status not in SERVING or entry.guest is None or entry.machine is None:
             raise ClocheError(
                 "sandbox.invalid_state",

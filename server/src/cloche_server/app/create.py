@@ -18,10 +18,12 @@ from cloche_server.app.pools import Pools
 from cloche_server.app.promoted import with_own_shape
 from cloche_server.app.steps import Step, run_steps
 from cloche_server.app.supervisor import Supervisor
+from cloche_server.core.budgets import Account, Budget
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.expiry import expires_at
+from cloche_server.core.expiry import expires_at, lifetime_end
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import BootMode, ExecDefaults, IdleAction, Isolation, Resources, Sandbox
+from cloche_server.core.walls import Walls
 from cloche_server.host.clock import Clock
 from cloche_server.settings import Settings
 from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
@@ -63,6 +65,12 @@ class CreateRequest:
     fork_tree_id: str | None = None
     snapshot_id: str | None = None
     checkpoint_id: str | None = None
+    max_lifetime_seconds: int = 0
+    #: The end of the sandbox it is forked from.
+    ends_at: float | None = None
+    #: A budget of its own, or the account of another one that it shares.
+    budget: Budget | None = None
+    account_id: str | None = None
 
 
 @dataclass(slots=True)
@@ -272,6 +280,8 @@ class Creator:
     async def _record(self, work: _Creation) -> None:
         request, now = work.request, self._clock.now()
         ttl = self._settings.default_ttl_seconds if request.ttl_seconds is None else request.ttl_seconds
+        ends_at = lifetime_end(now, request.max_lifetime_seconds, self._settings.max_lifetime_seconds, request.ends_at)
+        account = self._account(request)
         defaults = work.meta.defaults
         record = Sandbox(
             id=work.pending_id,
@@ -292,7 +302,11 @@ class Creator:
             name=request.name,
             ttl_seconds=ttl,
             persistent=request.persistent,
-            expires_at=expires_at(now, ttl, request.persistent),
+            expires_at=expires_at(now, ttl, request.persistent, ends_at),
+            max_lifetime_seconds=request.max_lifetime_seconds,
+            ends_at=ends_at,
+            walls=Walls(since=now),
+            account_id=account.id if account is not None else request.account_id,
             layer_id=work.pending_id,
             cold=request.cold,
             parent_id=request.parent_id,
@@ -303,15 +317,18 @@ class Creator:
             idle_action=request.idle_action,
         )
         try:
-            work.entry = await self._supervisor.admit(record, request.key)
+            work.entry = await self._supervisor.admit(record, request.key, account)
         except Conflict:
             entries, name = self._supervisor.entries(), request.name
             if name is not None and (other := find_named(entries, request.workspace, name)):
-                raise name_taken(name, other.record.id) from None
+                raise name_taken(name, other.record.id, fork=request.parent_id is not None) from None
             raise ClocheError(
                 "request.idempotency_conflict", "this Idempotency-Key is in use by another request"
             ) from None
         work.entry.creating = asyncio.current_task()
+
+    def _account(self, request: CreateRequest) -> Account | None:
+        return None if request.budget is None else Account(self._machines.new_id(), request.workspace, request.budget)
 
     async def _unrecord(self, work: _Creation) -> None:
         if work.pending_id:
@@ -356,6 +373,7 @@ class Creator:
             slot.machine,
             slot.guest,
             process=slot.machine.ref,
+            cpu_origin=reading.cpu_seconds if (reading := slot.machine.measure()) is not None else 0.0,
             boot_mode=slot.mode,
             started_at=self._clock.now(),
             boot_ms=max(1, round((time.perf_counter() - work.began) * 1000)),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cloche_server.core.budgets import Account
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.expiry import expires_at
+from cloche_server.core.expiry import expires_at, is_due
 from cloche_server.core.happenings import LASTING, Happening, news
 from cloche_server.core.lifecycle import LISTED, Event, Status, verbs
 from cloche_server.core.ports import Machine, MachineExit
@@ -17,6 +19,24 @@ from cloche_server.core.records import Sandbox, Termination, TerminationReason
 from cloche_server.guest.client import GuestClient
 from cloche_server.host.clock import Clock
 from cloche_server.telemetry import metrics
+
+
+@dataclass(slots=True)
+class Traffic:
+    """What has gone into a sandbox and out of it. `ring` is called once when `bytes_out` has come to `alarm`."""
+
+    execs: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    alarm: float = math.inf
+    ring: Callable[[], None] | None = None
+
+    def out(self, count: int) -> None:
+        self.bytes_out += count
+        if self.bytes_out >= self.alarm:
+            self.alarm = math.inf
+            if self.ring is not None:
+                self.ring()
 
 
 @dataclass(slots=True)
@@ -39,6 +59,11 @@ class Entry:
     untold: list[Happening] = field(default_factory=list)
     #: Why it is being deleted.
     ending: TerminationReason | None = None
+    #: It is told that its time is up, and that was not looked at yet.
+    expiring: bool = False
+    traffic: Traffic = field(default_factory=Traffic)
+    #: The budget that was opened for it, until whoever minds budgets has taken it.
+    account: Account | None = None
     mailbox: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set at the next move, and then another one takes its place.
@@ -123,19 +148,25 @@ def not_found(sandbox_id: str, details: Mapping[str, Any] | None = None) -> Cloc
 
 
 def rearmed(record: Sandbox, now: float, ttl_seconds: int, persistent: bool) -> Sandbox:
-    """The record with its TTL counted from `now`."""
+    """The record with its TTL counted from `now`, which never takes it beyond its lifetime."""
     return replace(
         record,
         ttl_seconds=ttl_seconds,
         persistent=persistent,
-        expires_at=expires_at(now, ttl_seconds, persistent),
+        expires_at=expires_at(now, ttl_seconds, persistent, record.ends_at),
     )
 
 
-def name_taken(name: str, sandbox_id: str) -> ClocheError:
+def expiry_reason(record: Sandbox, now: float) -> TerminationReason:
+    """Which of the two ends it was that has come."""
+    return TerminationReason.MAX_LIFETIME if is_due(now, record.ends_at) else TerminationReason.TTL
+
+
+def name_taken(name: str, sandbox_id: str, *, fork: bool = False) -> ClocheError:
+    todo = "choose another one" if fork else "`if_exists` may be `connect` or `replace`"
     return ClocheError(
         "sandbox.name_taken",
-        f"the sandbox {sandbox_id} has the name {name}; `if_exists` may be `connect` or `replace`",
+        f"the sandbox {sandbox_id} has the name {name}; {todo}",
         details={"name": name, "id": sandbox_id},
     )
 
@@ -172,3 +203,14 @@ def find_named(entries: Iterable[Entry], workspace: str, name: str) -> Entry | N
         if (record.workspace, record.name) == (workspace, name) and record.status in LISTED:
             return entry
     return None
+
+
+def refuse_rest(entry: Entry) -> None:
+    """Answers what nobody will do any more: it has ended, which is what a delete wanted."""
+    while not entry.mailbox.empty():
+        message = entry.mailbox.get_nowait()
+        if message.event is Event.DELETE:
+            message.done.set_result(entry.record)
+        elif not message.done.done():
+            message.done.set_exception(not_found(entry.record.id))
+            message.done.exception()

@@ -64,7 +64,7 @@ class Execs:
         Raises `exec.timeout` and `exec.sandbox_gone` with the fields of a result in their details.
         """
         entry, guest = await self._access.serving(workspace, sandbox_id)
-        request = _request(command, entry)
+        request = self._counted(entry, command)
         out, err = OutputCollector(command.max_output), OutputCollector(command.max_output)
         end: CommandEnd | None = None
         with self._access.busy(entry):
@@ -72,6 +72,7 @@ class Execs:
                 async with asyncio.timeout(command.timeout + HOST_GRACE), guest.exec(request) as call:
                     async for frame in call:
                         if isinstance(frame, Output):
+                            entry.traffic.out(len(frame.data))
                             (out if frame.stream == STDOUT else err).add(frame.data)
                         elif isinstance(frame, Gap):
                             (err if frame.stream == STDERR else out).gap(frame.bytes)
@@ -96,13 +97,13 @@ class Execs:
         Closing the stream early kills the command, unless `detach`.
         """
         entry, guest = await self._access.serving(workspace, sandbox_id)
-        call = guest.exec(_request(command, entry, limited=False))
+        call = guest.exec(self._counted(entry, command, limited=False))
         return await self._open(entry, call, command.encoding, command.timeout + HOST_GRACE)
 
     async def start(self, workspace: str, sandbox_id: str, command: Command) -> int:
         """Starts a detached command and returns its pid in the guest at once."""
         entry, guest = await self._access.serving(workspace, sandbox_id)
-        async with guest.exec(_request(command, entry, limited=False)) as call:
+        async with guest.exec(self._counted(entry, command, limited=False)) as call:
             return call.started.pid
 
     # ---------------------------------------------------------------- afterwards
@@ -115,7 +116,7 @@ class Execs:
         self, workspace: str, sandbox_id: str, exec_id: str, encoding: str
     ) -> tuple[ExecInfo, CommandResult | None]:
         """What is known of a command, with its recorded output when it has ended. Raises `exec.not_found`."""
-        _, guest = await self._access.serving(workspace, sandbox_id)
+        entry, guest = await self._access.serving(workspace, sandbox_id)
         info = await guest.exec_info(exec_id)
         if info.exit is None or not info.detach:
             return info, None
@@ -124,6 +125,7 @@ class Execs:
         async with guest.exec_output(exec_id) as call:
             async for frame in call:
                 if isinstance(frame, Output):
+                    entry.traffic.out(len(frame.data))
                     (out if frame.stream == STDOUT else err).add(frame.data)
         result = _result(command, _end(info.exit), out, err)
         return info, _with_losses(result, info.exit, out, err)
@@ -139,6 +141,13 @@ class Execs:
         await guest.exec_kill(exec_id)
 
     # ---------------------------------------------------------------- inside
+
+    def _counted(self, entry: Entry, command: Command, *, limited: bool = True) -> ExecRequest:
+        """What is asked of the guest, counted. Raises `exec.too_large`, and then `budget.exceeded`."""
+        request = _request(command, entry, limited=limited)
+        self._access.count_exec(entry)
+        entry.traffic.bytes_in += len(command.stdin or b"")
+        return request
 
     async def _open(self, entry: Entry, call: ExecCall, encoding: str, timeout: float | None) -> ExecStream:
         try:
@@ -192,6 +201,7 @@ class ExecStream:
     def _translate(self, frame: Frame) -> Iterator[StreamItem]:
         if isinstance(frame, Output):
             self._offset = frame.offset + len(frame.data)
+            self._entry.traffic.out(len(frame.data))
             if text := self._decoders[frame.stream].feed(frame.data):
                 yield StreamChunk(STREAM_NAMES[frame.stream], text, self._resume_at(frame.stream))
         elif isinstance(frame, Gap):

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from cloche_server.app.access import Access
+from cloche_server.app.entry import Traffic
 from cloche_server.core.errors import ClocheError
 from cloche_server.guest.streams import FileBody
 from cloche_server.guest.types import DirListing, Entry, WriteResult
@@ -29,8 +30,9 @@ class OpenFile:
     """A file that is being read; iterate once, and always `aclose`. A file that shrinks meanwhile ends in
     an error, never in a short body."""
 
-    def __init__(self, body: FileBody, held: contextlib.ExitStack) -> None:
+    def __init__(self, body: FileBody, held: contextlib.ExitStack, traffic: Traffic) -> None:
         self._body = body
+        self._traffic = traffic
         self._held = held
         self.size = body.size
         self.mode = body.mode
@@ -39,6 +41,7 @@ class OpenFile:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         async for chunk in self._body.aiter_bytes():
             metrics.file_bytes.labels("out").inc(len(chunk))
+            self._traffic.out(len(chunk))
             yield chunk
 
     async def aclose(self) -> None:
@@ -58,7 +61,7 @@ class Files:
         body = await guest.read_file(path, user or entry.record.defaults.user)
         held = contextlib.ExitStack()
         held.enter_context(self._access.busy(entry))
-        return OpenFile(body, held)
+        return OpenFile(body, held, entry.traffic)
 
     async def write(
         self,
@@ -74,7 +77,7 @@ class Files:
         with self._access.busy(entry):
             result = await guest.write_file(
                 path,
-                body,
+                _counted(body, entry.traffic),
                 mode=options.mode,
                 mtime_ns=options.mtime_ns,
                 append=options.append,
@@ -145,3 +148,10 @@ class Files:
         who = user or entry.record.defaults.user
         await guest.move(source, target, overwrite=overwrite, user=who)
         return await guest.stat(target, user=who)
+
+
+async def _counted(body: AsyncIterator[bytes], traffic: Traffic) -> AsyncIterator[bytes]:
+    """Counted as they go, so that an upload that breaks off counts for what was sent."""
+    async for chunk in body:
+        traffic.bytes_in += len(chunk)
+        yield chunk

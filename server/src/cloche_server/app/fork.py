@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloche_server.app.access import Access
+from cloche_server.app.budget_verbs import BudgetVerbs, Inheritance, Sharing
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.create import CreateRequest, Creator
-from cloche_server.app.entry import Entry
+from cloche_server.app.entry import Entry, name_taken
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines, Source
 from cloche_server.app.steps import to_the_end
@@ -30,13 +31,18 @@ _log = log.get("fork")
 
 @dataclass(frozen=True, slots=True)
 class ForkRequest:
-    """`ttl_seconds` and `persistent` None: as the parent has them. `metadata` and `env` come on top of the parent's."""
+    """`ttl_seconds` and `persistent` None: as the parent has them. `metadata` and `env` come on top of the parent's.
+    `name` only for one child. `budget` None: shared, where there is one. `max_lifetime_seconds`: beside the parent's
+    own end, which counts for the children as well."""
 
     count: int = 1
     ttl_seconds: int | None = None
     persistent: bool | None = None
     metadata: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
+    name: str | None = None
+    budget: Sharing | None = None
+    max_lifetime_seconds: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,7 @@ class Forks:
         creator: Creator,
         machines: Machines,
         lifecycle: LifecycleVerbs,
+        budgets: BudgetVerbs,
     ) -> None:
         self._access = access
         self._supervisor = supervisor
@@ -72,11 +79,22 @@ class Forks:
         self._creator = creator
         self._machines = machines
         self._lifecycle = lifecycle
+        self._budgets = budgets
 
     async def make(self, workspace: str, sandbox_id: str, request: ForkRequest) -> Forked:
         """Children of a running or paused sandbox, which stands still for a moment and goes on. Raises what a create
         raises when no child came to life; then nothing is left of any."""
         entry = await self._access.awake(workspace, sandbox_id)
+        self._access.check_budget(entry)
+        if request.name is not None and (other := self._access.named(workspace, request.name)) is not None:
+            raise name_taken(request.name, other.record.id, fork=True)
+        async with self._budgets.inherited(entry, request.budget, request.count) as division:
+            forked = await self._make(entry, request, division.inheritance)
+            division.made = len(forked.children)
+        return forked
+
+    async def _make(self, entry: Entry, request: ForkRequest, inherited: Inheritance) -> Forked:
+        workspace, sandbox_id = entry.record.workspace, entry.record.id
         self._creator.check_room(entry.record.resources)
         tree = id_from_random(random_bytes(16))
         source, pause = await self._supervisor.perform(
@@ -85,7 +103,7 @@ class Forks:
         making: list[asyncio.Task[Sandbox]] = []
         try:
             try:
-                wanted = self._child(entry.record, request, source, tree)
+                wanted = self._child(entry.record, request, source, tree, inherited)
                 making = [asyncio.ensure_future(self._creator.create(wanted)) for _ in range(request.count)]
                 made = await asyncio.gather(*making, return_exceptions=True)
                 for one in made:
@@ -145,7 +163,9 @@ class Forks:
                 with contextlib.suppress(ClocheError):
                     await self._lifecycle.delete(workspace, task.result().id)
 
-    def _child(self, parent: Sandbox, request: ForkRequest, source: Source, tree: str) -> CreateRequest:
+    def _child(
+        self, parent: Sandbox, request: ForkRequest, source: Source, tree: str, inherited: Inheritance
+    ) -> CreateRequest:
         defaults = parent.defaults
         return CreateRequest(
             workspace=parent.workspace,
@@ -161,6 +181,11 @@ class Forks:
             parent_id=parent.id,
             fork_tree_id=tree,
             checkpoint_id=parent.checkpoint_id,
+            name=request.name,
+            max_lifetime_seconds=request.max_lifetime_seconds,
+            ends_at=parent.ends_at,
+            budget=inherited.budget,
+            account_id=inherited.account_id,
         )
 
     async def promote(self, workspace: str, sandbox_id: str, tree_id: str | None, cleanup: bool) -> Promotion:

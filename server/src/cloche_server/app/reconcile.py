@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.machines import Machines
@@ -21,7 +22,7 @@ from cloche_server.core.happenings import news
 from cloche_server.core.lifecycle import ON_RESTART, Status
 from cloche_server.core.lifecycle import Event as LifecycleEvent
 from cloche_server.core.ports import Machine
-from cloche_server.core.records import ProcessRef, Sandbox, Termination, TerminationReason
+from cloche_server.core.records import ProcessRef, Sandbox, Termination, TerminationReason, with_status
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import RenewRequest
 from cloche_server.host import files, process
@@ -81,7 +82,7 @@ class Reconciler:
             await asyncio.to_thread(_tidy, self._machines.root / record.id)
             if record.status in {Status.STOPPING, Status.STARTING}:
                 await self._end(found.get(record.id))
-                stopped = replace(record, status=Status.STOPPED, process=None, version=record.version + 1)
+                stopped = self._moved(record, Status.STOPPED, process=None)
                 records[record.id] = record = await self._record(record, stopped)
             if record.status is Status.RESTORING:
                 await self._end(found.get(record.id))
@@ -149,10 +150,8 @@ class Reconciler:
         without it the machine, if it lives, is the sandbox."""
         if await asyncio.to_thread((self._machines.root / record.id / STATE).is_dir):
             await self._end(ref)
-            asleep = replace(record, status=Status.HIBERNATED, process=None, version=record.version + 1)
-            return await self._record(record, asleep)
-        running = replace(record, status=Status.RUNNING, process=ref or record.process, version=record.version + 1)
-        return await self._record(record, running)
+            return await self._record(record, self._moved(record, Status.HIBERNATED, process=None))
+        return await self._record(record, self._moved(record, Status.RUNNING, process=ref or record.process))
 
     async def _record(self, before: Sandbox, after: Sandbox) -> Sandbox:
         """Writes what a sandbox has come to, and tells of it as of any other move."""
@@ -177,14 +176,8 @@ class Reconciler:
         detail = "the VMM process ended while no server ran" if same_boot else "the host was restarted"
         detail = why or detail
         now = self._clock.now()
-        failed = replace(
-            record,
-            status=Status.FAILED,
-            termination=Termination(reason, now, detail=detail),
-            ended_at=now,
-            process=None,
-            version=record.version + 1,
-        )
+        termination = Termination(reason, now, detail=detail)
+        failed = self._moved(record, Status.FAILED, termination=termination, ended_at=now, process=None)
         self._hold(await self._record(record, failed))
 
     def _hold(self, record: Sandbox) -> None:
@@ -203,15 +196,12 @@ class Reconciler:
             return
         now = self._clock.now()
         termination = record.termination or Termination(TerminationReason.DELETED, now)
-        ended = replace(
-            record,
-            status=Status.DELETED,
-            termination=termination,
-            ended_at=record.ended_at or now,
-            process=None,
-            version=record.version + 1,
-        )
+        ended_at = record.ended_at or now
+        ended = self._moved(record, Status.DELETED, termination=termination, ended_at=ended_at, process=None)
         await self._record(record, ended)
+
+    def _moved(self, record: Sandbox, status: Status, **changes: Any) -> Sandbox:
+        return with_status(record, status, self._clock.now(), version=record.version + 1, **changes)
 
     async def _sweep(self, records: Mapping[str, Sandbox], found: Mapping[str, ProcessRef]) -> int:
         root = self._machines.root

@@ -52,8 +52,8 @@ class Restores:
     async def restore(self, workspace: str, sandbox_id: str, snapshot_id: str | None) -> Sandbox:
         """Takes a sandbox back to one of the workspace's snapshots; None: to the one it has last gone on from, or that
         was last taken of it. Its TTL is counted anew. Raises `sandbox.invalid_state`, `snapshot.not_found`,
-        `snapshot.corrupt`, `snapshot.incompatible`, `request.invalid` (it is of another size), `capacity.unavailable`:
-        the sandbox is then as before; `sandbox.boot_failed`: it has failed."""
+        `snapshot.corrupt`, `snapshot.incompatible`, `request.invalid` (it is of another size), `capacity.unavailable`,
+        `budget.exceeded`: the sandbox is then as before; `sandbox.boot_failed`: it has failed."""
         entry = await self._access.find(workspace, sandbox_id)
         wanted = snapshot_id or entry.record.checkpoint_id
         if wanted is None:
@@ -70,6 +70,7 @@ class Restores:
         if step(record.status, Event.RESTORE) is None or not record.layer_id:
             raise illegal(record, Event.RESTORE)
         _check_size(record, snapshot)
+        self._access.check_budget(entry)
         held = entry.machine is not None
         await self._room.take(record.id)
         began = self._clock.monotonic()

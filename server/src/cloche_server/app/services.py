@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cloche_server.app.access import Access
 from cloche_server.app.archive_import import Importer
+from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
 from cloche_server.app.events import Events
@@ -15,6 +16,7 @@ from cloche_server.app.export import Exporter
 from cloche_server.app.files import Files
 from cloche_server.app.fork import Forks
 from cloche_server.app.lifecycle import LifecycleVerbs
+from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.restore import Restores
@@ -55,5 +57,7 @@ class Services:
     tokens: Tokens
     events: Events
     webhooks: Webhooks
+    meters: Meters
+    budgets: BudgetVerbs
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -87,6 +87,7 @@ class SleepVerbs:
             return entry.record
         if entry.record.status is not Status.PAUSED or entry.machine is None or entry.guest is None:
             raise illegal(entry.record, Event.RESUME)
+        self._access.check_budget(entry)
         await entry.machine.resume()
         try:
             await entry.guest.renew(RenewRequest(time_now=True, thaw=True), timeout=10)
@@ -222,6 +223,7 @@ class SleepVerbs:
             return entry.record
         if entry.record.status is not Status.HIBERNATED:
             raise illegal(entry.record, Event.WAKE)
+        self._access.check_budget(entry)
         began = self._clock.monotonic()
         template = self._capturer.template(entry)
         if entry.machine is not None:

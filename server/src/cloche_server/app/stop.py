@@ -10,12 +10,11 @@ import time
 from typing import Final
 
 from cloche_server.app.access import Access
-from cloche_server.app.entry import Entry, illegal
+from cloche_server.app.entry import Entry, illegal, rearmed
 from cloche_server.app.machines import Machines, Slot
 from cloche_server.app.room import Room
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.expiry import expires_at
 from cloche_server.core.lifecycle import Event, Status
 from cloche_server.core.records import BootMode, Sandbox
 from cloche_server.host.clock import Clock
@@ -107,6 +106,7 @@ class StopVerbs:
             return record
         if record.status not in _AT_REST or not record.layer_id:
             raise illegal(record, Event.START)
+        self._access.check_budget(entry)
         began = self._clock.monotonic()
         meta = self._catalog.existing(record.template_id)
         await self._room.take(record.id)
@@ -134,7 +134,7 @@ class StopVerbs:
             termination=None,
             ended_at=None,
             status_reason=None,
-            expires_at=expires_at(now, record.ttl_seconds, record.persistent),
+            expires_at=rearmed(record, now, record.ttl_seconds, record.persistent).expires_at,
         )
 
     async def _not_started(self, entry: Entry, slot: Slot | None, error: BaseException) -> None:

@@ -18,19 +18,21 @@ from cloche_server.app.entry import (
     Message,
     as_cloche,
     count_states,
+    expiry_reason,
     explain_exit,
     idle_message,
     illegal,
-    not_found,
+    refuse_rest,
 )
 from cloche_server.app.journal import Journal
 from cloche_server.app.machines import Machines
 from cloche_server.app.steps import is_cancelled, to_the_end
+from cloche_server.core.budgets import Account
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import is_due
 from cloche_server.core.lifecycle import Event, Status, step
 from cloche_server.core.ports import Machine, MachineExit
-from cloche_server.core.records import Sandbox, Termination, TerminationReason
+from cloche_server.core.records import Sandbox, Termination, TerminationReason, with_status
 from cloche_server.guest.client import GuestClient
 from cloche_server.host.clock import Clock
 from cloche_server.store.sandboxes import IdempotencyKey, SandboxStore
@@ -78,10 +80,11 @@ class Supervisor:
 
     # ---------------------------------------------------------------- the beginning
 
-    async def admit(self, record: Sandbox, key: IdempotencyKey | None = None) -> Entry:
-        """Records a sandbox that is about to be made, with the key it is made for. Raises `Conflict`."""
-        await self._store.insert(record, key)
-        entry = Entry(record, last_activity=self._clock.monotonic())
+    async def admit(self, record: Sandbox, key: IdempotencyKey | None = None, account: Account | None = None) -> Entry:
+        """Records a sandbox that is about to be made, with the key it is made for and the budget that is opened for
+        it. Raises `Conflict`."""
+        await self._store.insert(record, key, account)
+        entry = Entry(record, last_activity=self._clock.monotonic(), account=account)
         self._entries[record.id] = entry
         self._gauge()
         return entry
@@ -91,7 +94,7 @@ class Supervisor:
         entry = self._entries.pop(sandbox_id, None)
         if entry is not None:
             entry.ended.set()
-            self._refuse_rest(entry)
+            refuse_rest(entry)
         self._gauge()
         taken_back = entry.taken_back(self._clock.now()) if entry is not None else ()
         await self._store.forget(sandbox_id, taken_back)
@@ -213,17 +216,20 @@ class Supervisor:
                     message.done.set_result(entry.record)
         self._entries.pop(entry.record.id, None)
         self._gauge()
-        self._refuse_rest(entry)
+        refuse_rest(entry)
 
     async def _next(self, entry: Entry) -> Message | None:
         """The next message, or the expiry when the TTL has passed; None when it is time to look again."""
         if entry.record.status is Status.DELETING:
             return await entry.mailbox.get()
-        expires = entry.record.expires_at
+        deadline = entry.record.deadline
         now = self._clock.now()
-        if is_due(now, expires) and entry.mailbox.empty():
-            self.send(entry, Event.EXPIRED, reason=TerminationReason.TTL)
-        wait = LONGEST_WAIT if expires is None else min(LONGEST_WAIT, max(0.0, expires - now))
+        if is_due(now, deadline) and not entry.expiring:
+            # Behind what came before it, and once: a renewal that was in time counts, and no number of calls keeps
+            # the end from coming.
+            entry.expiring = True
+            self.send(entry, Event.EXPIRED)
+        wait = LONGEST_WAIT if deadline is None else min(LONGEST_WAIT, max(0.0, deadline - now))
         idle = entry.idle_left(self._clock.monotonic())
         if idle is not None:
             if idle == 0 and entry.mailbox.empty():
@@ -248,8 +254,11 @@ class Supervisor:
 
     async def _handle(self, entry: Entry, message: Message) -> None:
         record = entry.record
-        if message.event is Event.EXPIRED and not is_due(self._clock.now(), record.expires_at):
-            return  # renewed in the meantime
+        if message.event is Event.EXPIRED:
+            entry.expiring = False
+            if not is_due(self._clock.now(), record.deadline):
+                return  # renewed in the meantime
+            message.reason = expiry_reason(record, self._clock.now())
         if message.event is Event.CRASHED and record.status is Status.STOPPING:
             await self._lost(entry, Event.HALTED)
         elif message.event is Event.CRASHED:
@@ -297,15 +306,6 @@ class Supervisor:
         entry.machine = entry.guest = None
         self._capacity.release(entry.record.id)
         await self._move(entry, Event.RELEASED, process=None)
-
-    def _refuse_rest(self, entry: Entry) -> None:
-        while not entry.mailbox.empty():
-            message = entry.mailbox.get_nowait()
-            if message.event is Event.DELETE:
-                message.done.set_result(entry.record)
-            elif not message.done.done():
-                message.done.set_exception(not_found(entry.record.id))
-                message.done.exception()
 
     # ---------------------------------------------------------------- for what `perform` does
 
@@ -364,7 +364,7 @@ class Supervisor:
         target = step(entry.record.status, event)
         if target is None:
             raise illegal(entry.record, event)
-        return replace(entry.record, status=target, **changes)
+        return with_status(entry.record, target, self._clock.now(), **changes)
 
     async def _save(self, entry: Entry) -> None:
         """Records what could not be recorded when it happened; that was logged, and the next try is soon."""

@@ -9,6 +9,7 @@ import click
 from cloche_server.cli.common import data_option, run_async, settings_from
 from cloche_server.core.errors import ClocheError
 from cloche_server.host import process
+from cloche_server.host.clock import SystemClock
 from cloche_server.host.instance import find_server
 from cloche_server.settings import Settings
 from cloche_server.store.sandboxes import SandboxStore
@@ -54,5 +55,5 @@ async def _end_sandboxes(settings: Settings) -> int:
         process.kill(ref.pid, ref.start_time)
         await process.wait_exit(ref.pid, ref.start_time, 10)
     async with open_database(settings.data) as database:
-        await SandboxStore(database).delete_all()
+        await SandboxStore(database).delete_all(SystemClock().now())
     return len(found)

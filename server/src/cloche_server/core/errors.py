@@ -66,6 +66,10 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     ),
     "webhook.not_found": ErrorSpec("there is no such webhook"),
     "webhook.too_many": ErrorSpec("the workspace has as many webhooks as it may", action="delete one first"),
+    "budget.exceeded": ErrorSpec(
+        "the budget of the sandbox is used up", action="raise the budget, then resume the sandbox"
+    ),
+    "budget.not_found": ErrorSpec("the sandbox has no budget"),
     "isolation.unavailable": ErrorSpec("this host cannot keep the boundary that was asked for"),
     # templates
     "template.not_found": ErrorSpec("there is no such template"),

@@ -36,6 +36,12 @@ _END: Final = {
     "detail": "one sentence",
 }
 
+_BUDGET: Final = {
+    "limit": "which one, as in `budget` of the sandbox object",
+    "used": "so much was used, by all who share it",
+    "allowed": "the limit",
+}
+
 #: Every type that the server writes or sends. A new one is added here, and then told with `Journal.tell`.
 CATALOGUE: Final[Mapping[str, TypeSpec]] = {
     "sandbox.created": TypeSpec(
@@ -91,6 +97,9 @@ CATALOGUE: Final[Mapping[str, TypeSpec]] = {
         {"snapshot_id": "the snapshot", "name": "its name", "size_bytes": "memory and device state"},
     ),
     "snapshot.deleted": TypeSpec("a snapshot of it was deleted", {"snapshot_id": "the snapshot", "name": "its name"}),
+    "budget.warning": TypeSpec("it has used a large part of its budget", _BUDGET),
+    "budget.paused": TypeSpec("it was paused, because its budget is used up", _BUDGET),
+    "budget.exceeded": TypeSpec("its budget was not raised in time, and it is deleted", _BUDGET),
     "webhook.test": TypeSpec(
         "sent to a webhook by `POST /v1/webhooks/{id}/test` only; it is in no journal", {"webhook_id": "the webhook"}
     ),

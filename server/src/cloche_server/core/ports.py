@@ -75,6 +75,14 @@ class Captured:
     pause_ms: float
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Of a VMM process: CPU seconds of all its threads since its start, and memory that is its own now (bytes)."""
+
+    cpu_seconds: float
+    memory_bytes: int
+
+
 class MachineCondition(StrEnum):
     OK = "ok"
     DISK_FULL = "disk_full"  # stopped: the disk of the host is full; goes on when there is room
@@ -102,6 +110,9 @@ class Machine(Protocol):
     def condition(self) -> MachineCondition: ...
     @property
     def ended(self) -> bool: ...
+    def measure(self) -> Reading | None:
+        """Cheap. Of a process that has ended: the last reading there was; None when there was none."""
+
     async def restore(self, before_run: Callable[[], None] | None = None) -> None:
         """Loads what it was launched for, calls `before_run` on a thread, and starts the vCPUs."""
 

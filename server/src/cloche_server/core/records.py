@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from cloche_server.core.lifecycle import Status
+from cloche_server.core.walls import Walls, moved
 
 #: Metadata keys with this prefix are write-only: they never come back in an answer.
 SECRET_METADATA_PREFIX = "secret."  # noqa: S105 - the name of a prefix
@@ -59,6 +61,8 @@ class TerminationReason(StrEnum):
     GUEST_SHUTDOWN = "guest_shutdown"
     TTL = "ttl"
     IDLE = "idle"
+    MAX_LIFETIME = "max_lifetime"
+    BUDGET = "budget"
     DELETED = "deleted"
     CREATE_FAILED = "create_failed"
     HOST_RESTART = "host_restart"
@@ -145,8 +149,26 @@ class Sandbox:
     #: After so many seconds without a command, a transfer or a call: `idle_action`. 0: never.
     idle_seconds: int = 0
     idle_action: IdleAction = IdleAction.HIBERNATE
-    #: Why it is paused, hibernated or stopped: `asked` or `idle`.
+    #: Why it is paused, hibernated or stopped: `asked`, `idle` or `budget`.
     status_reason: str | None = None
+    #: The end that nothing moves, and what was asked for; 0: none.
+    max_lifetime_seconds: int = 0
+    ends_at: float | None = None
+    walls: Walls = field(default_factory=Walls)
+    #: CPU seconds that its first process had used before it was this sandbox's.
+    cpu_origin: float = 0.0
+    #: The budget that its usage counts against.
+    account_id: str | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When it is deleted, by its TTL or by its lifetime, whichever comes first."""
+        return min((at for at in (self.expires_at, self.ends_at) if at is not None), default=None)
+
+
+def with_status(record: Sandbox, status: Status, now: float, **changes: Any) -> Sandbox:
+    """The record in another state, which it enters now."""
+    return replace(record, status=status, walls=moved(record.walls, record.status, status, now), **changes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,9 @@ import signal
 from dataclasses import dataclass
 from typing import Self
 
+from cloche_server.core.ports import Reading
 from cloche_server.core.records import ProcessRef
-from cloche_server.host import process
+from cloche_server.host import measure, process
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class ProcessWatch:
         self._loop = asyncio.get_running_loop()
         self._done = asyncio.Event()
         self._status = ExitStatus()
+        self._reading: Reading | None = None
         self._loop.add_reader(pidfd, self._ended)
 
     @classmethod
@@ -52,6 +54,7 @@ class ProcessWatch:
 
     def _ended(self) -> None:
         self._loop.remove_reader(self._pidfd)
+        self.measure()  # before it is reaped: of a child of ours this is all that it has used
         try:
             result = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
@@ -69,6 +72,12 @@ class ProcessWatch:
     def ended(self) -> bool:
         return self._done.is_set()
 
+    def measure(self) -> Reading | None:
+        """What it uses; when it is gone, the last that was read."""
+        if not self.ended and (reading := measure.read(self.ref)) is not None:
+            self._reading = reading
+        return self._reading
+
     async def wait(self) -> ExitStatus:
         await self._done.wait()
         return self._status
@@ -76,6 +85,7 @@ class ProcessWatch:
     def kill(self) -> None:
         """SIGKILL through the pidfd: never hits a successor of the pid."""
         if self._pidfd >= 0:
+            self.measure()
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from cloche_server.core.budgets import Account
 from cloche_server.core.happenings import Happening
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import (
@@ -19,7 +20,10 @@ from cloche_server.core.records import (
     Sandbox,
     Termination,
     TerminationReason,
+    with_status,
 )
+from cloche_server.core.walls import Walls
+from cloche_server.store.accounts import account_row
 from cloche_server.store.db import Database, Row
 from cloche_server.store.events import EventStore, statements
 
@@ -62,6 +66,11 @@ def to_row(sandbox: Sandbox) -> dict[str, Any]:
         "idle_seconds": sandbox.idle_seconds,
         "idle_action": sandbox.idle_action.value,
         "status_reason": sandbox.status_reason,
+        "walls": json.dumps(asdict(sandbox.walls)),
+        "cpu_origin": sandbox.cpu_origin,
+        "max_lifetime_seconds": sandbox.max_lifetime_seconds,
+        "ends_at": sandbox.ends_at,
+        "account_id": sandbox.account_id,
     }
 
 
@@ -103,6 +112,12 @@ def from_row(row: Row) -> Sandbox:
         idle_seconds=row["idle_seconds"],
         idle_action=IdleAction(row["idle_action"]),
         status_reason=row["status_reason"],
+        # A server that knew no meters has left nothing here.
+        walls=Walls(**json.loads(row["walls"] or "{}") or {"since": row["created_at"]}),
+        cpu_origin=row["cpu_origin"],
+        max_lifetime_seconds=row["max_lifetime_seconds"],
+        ends_at=row["ends_at"],
+        account_id=row["account_id"],
     )
 
 
@@ -127,13 +142,15 @@ class SandboxStore:
         """There was no database before this server."""
         return self._db.new
 
-    async def insert(self, sandbox: Sandbox, key: IdempotencyKey | None = None) -> None:
-        """Both or neither. Raises `Conflict` when the id or the key exists."""
-        statements: list[tuple[str, dict[str, Any]]] = [("insert_sandbox", to_row(sandbox))]
+    async def insert(self, sandbox: Sandbox, key: IdempotencyKey | None = None, account: Account | None = None) -> None:
+        """All or nothing. Raises `Conflict` when the id or the key exists."""
+        rows: list[tuple[str, dict[str, Any]]] = [("insert_sandbox", to_row(sandbox))]
         if key is not None:
             taken = {"workspace": sandbox.workspace, "sandbox_id": sandbox.id, "created_at": sandbox.created_at}
-            statements.append(("insert_idempotency", {**taken, **asdict(key)}))
-        await self._db.execute_all(statements)
+            rows.append(("insert_idempotency", {**taken, **asdict(key)}))
+        if account is not None:
+            rows.append(("put_budget", account_row(account)))
+        await self._db.execute_all(rows)
 
     async def update(self, sandbox: Sandbox, happenings: Sequence[Happening] = ()) -> None:
         """Writes `sandbox`, whose version is one above the stored one, and what is told of it: both or neither.
@@ -149,14 +166,9 @@ class SandboxStore:
         return [from_row(row) for row in await self._db.fetch("all_sandboxes")]
 
     async def forget(self, sandbox_id: str, happenings: Sequence[Happening] = ()) -> None:
-        """Removes the record of a create that came to nothing, and sets its key free."""
-        await self._db.execute_all(
-            [
-                ("forget_sandbox", {"id": sandbox_id}),
-                ("forget_idempotency", {"id": sandbox_id}),
-                *statements(happenings),
-            ]
-        )
+        """Removes the record of a create that came to nothing with its budget, and sets its key free."""
+        names = ("forget_budget", "forget_sandbox", "forget_idempotency")
+        await self._db.execute_all([*((name, {"id": sandbox_id}) for name in names), *statements(happenings)])
 
     async def prune(self, before: float) -> int:
         return await self._db.execute("prune_sandboxes", before=before)
@@ -164,6 +176,8 @@ class SandboxStore:
     async def template_users(self, template_id: str) -> int:
         return int((await self._db.fetch("count_template_users", template_id=template_id))[0]["n"])
 
-    async def delete_all(self) -> int:
-        """Marks every living sandbox for deletion by the next server."""
-        return await self._db.execute("delete_all_sandboxes")
+    async def delete_all(self, now: float) -> None:
+        """Marks every living sandbox for deletion by the next server. For when no server runs."""
+        for record in await self.living():
+            if record.status is not Status.DELETING:
+                await self.update(with_status(record, Status.DELETING, now, version=record.version + 1))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import datetime
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from .. import _aio, _call, _config, _wire
+from .. import _aio, _call, _config, _wire, _wire_usage
 from .._call import SLOW, Call
 from ..models import Template
+from ..usage import UsageSum
 from .events import AsyncEventStream, AsyncWebhooks, event_stream
 from .transport import AsyncTransport
 
@@ -90,6 +92,24 @@ class AsyncClient:
         With `follow` it goes on with what comes. `types`: only these, such as `"sandbox.failed"` or `"sandbox.*"`.
         """
         return event_stream(self.transport, follow=follow, since=since, tail=tail, types=types, sandbox_id=sandbox_id)
+
+    async def usage(
+        self,
+        *,
+        group_by: str | None = None,
+        since: datetime | str | None = None,
+        until: datetime | str | None = None,
+        sandbox_id: str | None = None,
+    ) -> UsageSum:
+        """What the sandboxes of the workspace have used, living and ended ones; `group_by` a label, also by its values.
+
+        `since` and `until` choose sandboxes that lived at some time between the two; what is summed is their whole
+        usage, not the part in between.
+        """
+        query = _call.params(since=_wire_usage.moment(since), until=_wire_usage.moment(until))
+        query |= _call.params(group_by=group_by, sandbox_id=sandbox_id)
+        data = await self.transport.json(Call("GET", _call.path("usage"), params=query, kind="safe"))
+        return _wire_usage.usage_sum(_wire.record(data))
 
     async def version(self) -> dict[str, Any]:
         """The release of the server."""

@@ -9,10 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, Self
 
-from .. import _call, _wire
-from .._call import SLOW, Call
-from ..errors import ProtocolError, SandboxGone, WaitTimeout
+from .. import _call, _wire, _wire_usage
+from .._call import SLOW, Call, Kind
+from ..errors import NotFoundError, ProtocolError, SandboxGone, SandboxNotFound, WaitTimeout
 from ..models import ForkResult, Lifecycle, Promotion, SandboxEvent, SandboxInfo
+from ..usage import Budget, BudgetStatus
 from .events import sandbox_events
 from .snapshot import Snapshot
 from .transport import Transport
@@ -21,6 +22,8 @@ IdleAction = Literal["pause", "hibernate", "stop", "delete"]
 
 #: A wait asks again that often, so that no connection stands still for long.
 WAIT_SECONDS: Final = 20.0
+#: A stop may take ten minutes, and a boot follows it in a restart.
+STOP: Final = 1000.0
 
 
 class Life:
@@ -72,16 +75,23 @@ class Life:
         persistent: bool | None = None,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
+        name: str | None = None,
+        budget: Literal["share", "split"] | None = None,
+        max_lifetime_seconds: int | None = None,
     ) -> ForkResult[Self]:
         """Make `count` children of this very moment: its memory, its running processes, its disk.
 
         It stands still for some milliseconds and goes on; the children are ready for commands when this returns.
         `ttl_seconds` and `persistent` are those of the parent unless given; `metadata` and `env` come on top of
-        the parent's. The result is a sequence of the children that live; when some do not, its `errors` says
+        the parent's. `name` is for an only child. A budget of the parent is shared with the children, or what is left
+        of it divided evenly (`"split"`). They end with the parent's `max_lifetime_seconds`, or after their own.
+
+        The result is a sequence of the children that live; when some do not, its `errors` says
         why; when none does, that is raised and nothing is left. A server without room is asked again for a while.
         """
         body = _wire.given(count=count, ttl_seconds=ttl_seconds, persistent=persistent)
         body |= _wire.given(metadata=dict(metadata or {}) or None, env=dict(env or {}) or None)
+        body |= _wire.given(name=name, budget=budget, max_lifetime_seconds=max_lifetime_seconds)
         call = Call("POST", f"{self._path}/fork-tree", json=body, kind="fork", silence=SLOW)
         data = _wire.record(self._transport.json(call))
         children = tuple(
@@ -141,9 +151,53 @@ class Life:
         """Let it go on after hibernation. Its TTL is counted anew."""
         return self._move("wake")
 
-    def _move(self, verb: str) -> Self:
-        self._transport.json(Call("POST", f"{self._path}/{verb}", kind="safe", silence=SLOW))
+    # --- power: `start` runs a command, so what starts the machine is called `boot`
+
+    def stop(self, timeout_seconds: float | None = None, force: bool = False) -> Self:
+        """Shut its guest down in order; the disk is kept, memory is not. `boot` starts it again.
+
+        `TimeoutError` when that takes longer than `timeout_seconds` (the server's default: 30): nothing was killed, and
+        it may still end. With `force` it is killed then, and what was not on its disk is lost.
+        """
+        return self._move("stop", _power(timeout_seconds, force))
+
+    def boot(self) -> Self:
+        """Start it from its disk after `stop`, or after it has failed. Its TTL is counted anew."""
+        return self._move("start")
+
+    def restart(self, timeout_seconds: float | None = None, force: bool = False) -> Self:
+        """`stop`, when there is something to stop, and `boot`."""
+        return self._move("restart", _power(timeout_seconds, force))
+
+    def _move(self, verb: str, body: dict[str, Any] | None = None) -> Self:
+        # A restart that is sent again would be another one.
+        kind: Kind = "other" if verb == "restart" else "safe"
+        silence = SLOW if body is None else STOP
+        self._transport.json(Call("POST", f"{self._path}/{verb}", json=body, kind=kind, silence=silence))
         return self.refresh()
+
+    # --- budget
+
+    def budget(self) -> BudgetStatus | None:
+        """What it may use, and has used together with those that share its budget; None when it has none."""
+        try:
+            data = self._transport.json(Call("GET", f"{self._path}/budget", kind="safe"))
+        except SandboxNotFound:
+            raise
+        except NotFoundError:
+            return None
+        return _wire_usage.budget_status(_wire.record(data))
+
+    def set_budget(self, budget: Budget | Mapping[str, float]) -> BudgetStatus:
+        """Set all limits anew, or raise them; what was used stays used. One that was paused at a limit is then to be
+        resumed. A sandbox that had no budget is counted from now."""
+        body = _wire_usage.budget_body(budget)
+        data = self._transport.json(Call("PUT", f"{self._path}/budget", json=body, kind="safe"))
+        return _wire_usage.budget_status(_wire.record(data))
+
+    def delete_budget(self) -> None:
+        """Let it use as much as it wants. Those that share the budget keep it."""
+        self._transport.json(Call("DELETE", f"{self._path}/budget", kind="safe"))
 
     # --- time and labels
 
@@ -170,3 +224,7 @@ class Life:
         data = self._transport.json(Call("PATCH", self._path, json=body))
         self.info = _wire.sandbox_info(_wire.record(data))
         return self
+
+
+def _power(timeout_seconds: float | None, force: bool) -> dict[str, Any]:
+    return _wire.given(timeout_seconds=timeout_seconds, force=force or None)

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, AnyStr, Literal, Self, Unpack
 
-from .. import _sio, _call, _wire
+from .. import _sio, _call, _wire, _wire_usage
 from .._call import SILENCE, SLOW, Call
 from .._wire import ExecOptions
 from ..errors import ClocheError, SandboxNotFound
-from ..models import ExecInfo, ExecResult, Isolation, SandboxInfo, Usage
+from ..models import ExecInfo, ExecResult, Isolation, Load, SandboxInfo
+from ..usage import Budget, Usage
 from .client import Client, transport_for
 from .execution import Exec, ExecStream, collect
 from .files import Files
@@ -58,6 +59,8 @@ class Sandbox(Life):
         persistent: bool | None = None,
         idle_seconds: int | None = None,
         idle_action: IdleAction | None = None,
+        max_lifetime_seconds: int | None = None,
+        budget: Budget | Mapping[str, float] | None = None,
         metadata: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         cwd: str | None = None,
@@ -75,10 +78,11 @@ class Sandbox(Life):
         `"connect"` returns the sandbox that has it, awake and otherwise as it is, `"replace"` deletes that one first.
         `from_snapshot`: it goes on from there; template and sizes are the snapshot's. `ttl_seconds`: it is deleted
         that long after its creation (0: never). `idle_seconds`: after so long without activity, `idle_action`
-        (`"hibernate"` unless given). `env`, `cwd`, `user`: defaults for every command. `minimum_boundary="microvm-kvm"`
-        refuses software emulation. A server without room is asked again for a while (`max_retry_seconds` of the
-        client), then `CapacityError` is raised. With the `idempotency_key` of an earlier call with the same
-        arguments, that call's sandbox is returned.
+        (`"hibernate"` unless given). `max_lifetime_seconds`: its end that no renewal, resume or start moves (0: none).
+        `budget`: what it may use, see `Budget`. `env`, `cwd`, `user`: defaults for every command.
+        `minimum_boundary="microvm-kvm"` refuses software emulation. A server without room is asked again for a while
+        (`max_retry_seconds` of the client), then `CapacityError` is raised. With the `idempotency_key` of an earlier
+        call with the same arguments, that call's sandbox is returned.
         """
         transport = transport_for(client, api_url, api_key, timeout)
         origin = from_snapshot.id if isinstance(from_snapshot, Snapshot) else from_snapshot
@@ -87,7 +91,8 @@ class Sandbox(Life):
         body |= _wire.given(ttl_seconds=ttl_seconds, persistent=persistent)
         body |= _wire.given(idle_seconds=idle_seconds, idle_action=idle_action)
         body |= _wire.given(metadata=dict(metadata or {}) or None, env=dict(env or {}) or None, cwd=cwd, user=user)
-        body |= _wire.given(minimum_boundary=minimum_boundary)
+        body |= _wire.given(minimum_boundary=minimum_boundary, max_lifetime_seconds=max_lifetime_seconds)
+        body |= _wire.given(budget=_wire_usage.budget_body(budget))
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         call = Call("POST", _call.path("sandboxes"), json=body, headers=headers, kind="create", silence=SLOW)
         return cls(transport, _wire.sandbox_info(_wire.record(transport.json(call))))
@@ -257,9 +262,14 @@ class Sandbox(Life):
     # --- what it uses, and its end
 
     def usage(self) -> Usage:
-        """What it uses now."""
+        """What it has used since its creation; also after its end, for as long as the server keeps it."""
         data = self._transport.json(Call("GET", f"{self._path}/usage", kind="safe"))
-        return _wire.usage(_wire.record(data))
+        return _wire_usage.usage(_wire.record(data))
+
+    def load(self) -> Load:
+        """What runs in it now. This wakes it."""
+        data = self._transport.json(Call("GET", f"{self._path}/load", kind="safe"))
+        return _wire.load(_wire.record(data))
 
     def logs(self, tail: int | None = None) -> str:
         """The console; with `tail` its last lines."""

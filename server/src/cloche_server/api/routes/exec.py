@@ -93,7 +93,7 @@ def _command(body: ExecBody, settings: Settings) -> Command:
             "description": "The command runs in the background",
             "headers": _EXEC_HEADERS,
         },
-        **answers(400, 404, 409, 413, 500, 502, 504, 507),
+        **answers(400, 402, 404, 409, 413, 500, 502, 504, 507),
     },
     openapi_extra=json_body(ExecBody),
     summary="Run a command",
@@ -116,7 +116,7 @@ async def run(sandbox_id: SandboxId, request: Request, services: ServicesDep, wo
 
 @router.post(
     "/sandboxes/{sandbox_id}/exec/stream",
-    responses={200: _SSE, **answers(400, 404, 409, 413, 500, 502, 507)},
+    responses={200: _SSE, **answers(400, 402, 404, 409, 413, 500, 502, 507)},
     openapi_extra=json_body(ExecBody),
     response_class=Response,
     summary="Run a command and stream its output",
@@ -184,7 +184,7 @@ async def _events(
 @router.get(
     "/sandboxes/{sandbox_id}/exec",
     response_model=ExecListAnswer,
-    responses=answers(404, 409, 502, 507),
+    responses=answers(402, 404, 409, 502, 507),
     name="list",
     summary="Running commands, and finished detached ones",
 )
@@ -196,7 +196,7 @@ async def list_execs(sandbox_id: SandboxId, services: ServicesDep, workspace: Wo
 @router.get(
     "/sandboxes/{sandbox_id}/exec/{exec_id}",
     response_model=ExecInfoAnswer,
-    responses=answers(400, 404, 409, 502, 507),
+    responses=answers(400, 402, 404, 409, 502, 507),
     name="get",
     summary="One command, with its recorded output when it was detached and has ended",
 )
@@ -209,7 +209,7 @@ async def get_exec(
 
 @router.get(
     "/sandboxes/{sandbox_id}/exec/{exec_id}/stream",
-    responses={200: _SSE, **answers(400, 404, 409, 502, 507)},
+    responses={200: _SSE, **answers(400, 402, 404, 409, 502, 507)},
     response_class=Response,
     summary="Follow a detached command from an output offset",
 )
@@ -234,7 +234,7 @@ async def attach(
 @router.delete(
     "/sandboxes/{sandbox_id}/exec/{exec_id}",
     status_code=204,
-    responses=answers(404, 409, 502, 507),
+    responses=answers(402, 404, 409, 502, 507),
     summary="Kill a command and all its processes",
 )
 async def kill(sandbox_id: SandboxId, exec_id: ExecId, services: ServicesDep, workspace: Workspace) -> Response:

@@ -34,7 +34,7 @@ from cloche_server.core.errors import ClocheError
 
 router = APIRouter(tags=["files"])
 
-_GUEST = (400, 403, 404, 409, 500, 502, 507)
+_GUEST = (400, 402, 403, 404, 409, 500, 502, 507)
 _BYTES = {"content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}}
 _FILE_HEADERS = {
     "X-File-Mode": header("Permission bits, octal"),

@@ -9,7 +9,7 @@ from cloche_server.api import present
 from cloche_server.api.context import SandboxId, ServicesDep, Workspace
 from cloche_server.api.docs import answers, json_body
 from cloche_server.api.respond import json_response, read_model, while_connected
-from cloche_server.api.routes.sandboxes import check_ttl
+from cloche_server.api.routes.sandboxes import check_lifetime, check_ttl
 from cloche_server.api.wire_lineage import (
     ForkAnswer,
     ForkBody,
@@ -22,17 +22,34 @@ from cloche_server.api.wire_lineage import (
 )
 from cloche_server.app.fork import ForkRequest
 from cloche_server.core.command import check_env
+from cloche_server.core.errors import ClocheError
 
 router = APIRouter(tags=["lineage"])
 
-_MADE = answers(400, 404, 409, 413, 500, 502, 503, 507)
+_MADE = answers(400, 402, 404, 409, 413, 500, 502, 503, 507)
 _MOVED = answers(404, 409, 500, 502)
 
 
 def _fork_request(body: ForkBody, services: ServicesDep) -> ForkRequest:
     check_ttl(body.ttl_seconds, services.settings)
     check_env(body.env)
-    return ForkRequest(body.count, body.ttl_seconds, body.persistent, body.metadata, body.env)
+    check_lifetime(body.max_lifetime_seconds, services.settings)
+    if body.name is not None and body.count != 1:
+        raise ClocheError(
+            "request.invalid",
+            f"name is for one child, and count is {body.count}; fork one at a time to name them",
+            details={"field": "name"},
+        )
+    return ForkRequest(
+        count=body.count,
+        ttl_seconds=body.ttl_seconds,
+        persistent=body.persistent,
+        metadata=body.metadata,
+        env=body.env,
+        name=body.name,
+        budget=body.budget,
+        max_lifetime_seconds=body.max_lifetime_seconds,
+    )
 
 
 @router.post(
@@ -97,7 +114,12 @@ async def pause(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspa
     return Response(status_code=204)
 
 
-@router.post("/sandboxes/{sandbox_id}/resume", status_code=204, responses=_MOVED, summary="Start the vCPUs again")
+@router.post(
+    "/sandboxes/{sandbox_id}/resume",
+    status_code=204,
+    responses=answers(402, 404, 409, 500, 502),
+    summary="Start the vCPUs again",
+)
 async def resume(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
     """The TTL is counted anew, as it was set. A running sandbox is left as it is."""
     await services.sleep.resume(workspace, sandbox_id)
@@ -119,7 +141,7 @@ async def hibernate(sandbox_id: SandboxId, services: ServicesDep, workspace: Wor
 @router.post(
     "/sandboxes/{sandbox_id}/wake",
     response_model=StatusAnswer,
-    responses=answers(404, 409, 500, 502, 503, 507),
+    responses=answers(402, 404, 409, 500, 502, 503, 507),
     summary="Go on from saved memory",
 )
 async def wake(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
@@ -131,7 +153,7 @@ async def wake(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspac
 @router.post(
     "/sandboxes/{sandbox_id}/stop",
     response_model=StatusAnswer,
-    responses=answers(400, 404, 409, 413, 500, 502, 503, 504),
+    responses=answers(400, 402, 404, 409, 413, 500, 502, 503, 504),
     openapi_extra=json_body(StopBody),
     summary="Shut the guest down, keep its disk",
 )
@@ -145,7 +167,7 @@ async def stop(sandbox_id: SandboxId, request: Request, services: ServicesDep, w
 @router.post(
     "/sandboxes/{sandbox_id}/start",
     response_model=StatusAnswer,
-    responses=answers(404, 409, 500, 502, 503, 507),
+    responses=answers(402, 404, 409, 500, 502, 503, 507),
     summary="Boot it from its disk",
 )
 async def start(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
@@ -157,7 +179,7 @@ async def start(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspa
 @router.post(
     "/sandboxes/{sandbox_id}/restart",
     response_model=StatusAnswer,
-    responses=answers(400, 404, 409, 413, 500, 502, 503, 504, 507),
+    responses=answers(400, 402, 404, 409, 413, 500, 502, 503, 504, 507),
     openapi_extra=json_body(StopBody),
     summary="Stop and start",
 )

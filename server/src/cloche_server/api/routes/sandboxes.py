@@ -1,4 +1,4 @@
-"""Sandboxes: create, list, get, change, delete, lifecycle, logs, usage."""
+"""Sandboxes: create, list, get, change, delete, lifecycle, logs, load."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from cloche_server.api.context import FlagQuery, SandboxId, ServicesDep, Workspa
 from cloche_server.api.docs import answers, header, json_body, sse
 from cloche_server.api.errors import error_body
 from cloche_server.api.respond import json_response, parse_model, read_body, read_model, while_connected
+from cloche_server.api.routes.usage import budget_of
 from cloche_server.api.sse import SseEvent, SseResponse
 from cloche_server.api.wire import (
     CreateBody,
@@ -21,9 +22,9 @@ from cloche_server.api.wire import (
     LifecycleAnswer,
     LifecycleBody,
     LineEvent,
+    LoadAnswer,
     SandboxAnswer,
     SandboxPatch,
-    UsageAnswer,
 )
 from cloche_server.app.create import CreateRequest
 from cloche_server.app.names import IfExists
@@ -69,10 +70,21 @@ def check_ttl(ttl: int | None, settings: Settings) -> None:
         )
 
 
+def check_lifetime(seconds: int, settings: Settings) -> None:
+    most = settings.max_lifetime_seconds
+    if most and seconds > most:
+        raise ClocheError(
+            "request.invalid",
+            f"max_lifetime_seconds is {seconds}, this server allows at most {most}",
+            details={"field": "max_lifetime_seconds", "maximum": most},
+        )
+
+
 def _create_request(body: CreateBody, workspace: str, settings: Settings) -> CreateRequest:
     if body.volumes:
         raise ClocheError("not_implemented", "volumes are not available in this release")
     check_ttl(body.ttl_seconds, settings)
+    check_lifetime(body.max_lifetime_seconds, settings)
     check_env(body.env)
     if body.cwd is not None and not body.cwd.startswith("/"):
         raise ClocheError("request.invalid", "cwd must be absolute", details={"field": "cwd"})
@@ -97,6 +109,8 @@ def _create_request(body: CreateBody, workspace: str, settings: Settings) -> Cre
         name=body.name,
         idle_seconds=body.idle_seconds,
         idle_action=IdleAction(body.idle_action),
+        max_lifetime_seconds=body.max_lifetime_seconds,
+        budget=budget_of(body.budget),
     )
 
 
@@ -138,7 +152,7 @@ async def _continue(
     responses={
         200: {"description": "A sandbox of that name was there and runs", "model": SandboxAnswer},
         201: {"description": "The sandbox runs", "headers": {"Location": header("Path of the sandbox")}},
-        **answers(400, 404, 409, 413, 422, 500, 501, 502, 503, 507),
+        **answers(400, 402, 404, 409, 413, 422, 500, 501, 502, 503, 507),
     },
     openapi_extra=json_body(CreateBody),
     summary="Create a sandbox",
@@ -304,15 +318,15 @@ async def set_lifecycle(
 
 
 @router.get(
-    "/sandboxes/{sandbox_id}/usage",
-    response_model=UsageAnswer,
-    responses=answers(404, 409, 502, 507),
+    "/sandboxes/{sandbox_id}/load",
+    response_model=LoadAnswer,
+    responses=answers(402, 404, 409, 502, 507),
     summary="Load of the machine, as its guest tells",
 )
-async def usage(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
+async def load(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace) -> Response:
     _, guest = await services.access.serving(workspace, sandbox_id)
     now = await guest.usage()
-    return json_response({name: getattr(now, name) for name in UsageAnswer.model_fields})
+    return json_response({name: getattr(now, name) for name in LoadAnswer.model_fields})
 
 
 @router.get(

@@ -39,7 +39,7 @@ async def shown(services: Services, found: Sequence[Any]) -> list[dict[str, Any]
     "/sandboxes/{sandbox_id}/snapshots",
     status_code=201,
     response_model=SnapshotAnswer,
-    responses=answers(400, 404, 409, 413, 500, 502, 507),
+    responses=answers(400, 402, 404, 409, 413, 500, 502, 507),
     openapi_extra=json_body(SnapshotBody),
     name="take_snapshot",
     summary="Take a durable snapshot, with memory or of the disk only",
@@ -55,7 +55,7 @@ async def take(sandbox_id: SandboxId, request: Request, services: ServicesDep, w
 @router.post(
     "/sandboxes/{sandbox_id}/restore",
     response_model=SandboxAnswer,
-    responses=answers(400, 404, 409, 413, 500, 502, 503, 507),
+    responses=answers(400, 402, 404, 409, 413, 500, 502, 503, 507),
     openapi_extra=json_body(RestoreBody),
     summary="Take a sandbox back to a snapshot, in place",
 )

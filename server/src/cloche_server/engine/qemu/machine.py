@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.ports import Captured, MachineCondition, MachineExit, Pages
+from cloche_server.core.ports import Captured, MachineCondition, MachineExit, Pages, Reading
 from cloche_server.core.records import ProcessRef
 from cloche_server.engine.qemu.capture import capture
 from cloche_server.engine.qemu.qmp import QmpClient, QmpError, QmpLost
@@ -78,6 +78,9 @@ class QemuMachine:
     @property
     def ended(self) -> bool:
         return self._watch.ended
+
+    def measure(self) -> Reading | None:
+        return self._watch.measure()
 
     async def connect(self, timeout: float = QMP_TIMEOUT) -> None:
         """Opens the QMP session. Raises `QmpLost`."""

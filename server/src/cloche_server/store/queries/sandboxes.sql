@@ -3,11 +3,13 @@
 INSERT INTO sandboxes (id, workspace, status, template, template_name, template_id, cpus, memory_mb, disk_mb, isolation,
     defaults, metadata, created_at, ttl_seconds, persistent, expires_at, started_at, boot_ms, boot_mode, process,
     termination, ended_at, generation, version, layer_id, parent_id, fork_tree_id, snapshot_id,
-    idle_seconds, idle_action, status_reason, name, cold, checkpoint_id)
+    idle_seconds, idle_action, status_reason, name, cold, checkpoint_id, walls, cpu_origin, max_lifetime_seconds,
+    ends_at, account_id)
 VALUES (:id, :workspace, :status, :template, :template_name, :template_id, :cpus, :memory_mb, :disk_mb, :isolation,
     :defaults, :metadata, :created_at, :ttl_seconds, :persistent, :expires_at, :started_at, :boot_ms, :boot_mode, :process,
     :termination, :ended_at, :generation, :version, :layer_id, :parent_id, :fork_tree_id, :snapshot_id,
-    :idle_seconds, :idle_action, :status_reason, :name, :cold, :checkpoint_id);
+    :idle_seconds, :idle_action, :status_reason, :name, :cold, :checkpoint_id, :walls, :cpu_origin,
+    :max_lifetime_seconds, :ends_at, :account_id);
 
 -- update_sandbox --
 -- Writes the next version of a record, only over the version it was derived from.
@@ -16,7 +18,7 @@ UPDATE sandboxes SET status = :status, metadata = :metadata, ttl_seconds = :ttl_
     termination = :termination, ended_at = :ended_at, disk_mb = :disk_mb, generation = :generation, version = :version,
     layer_id = :layer_id, idle_seconds = :idle_seconds, idle_action = :idle_action, status_reason = :status_reason,
     cold = :cold, checkpoint_id = :checkpoint_id, template = :template, template_name = :template_name,
-    template_id = :template_id
+    template_id = :template_id, walls = :walls, cpu_origin = :cpu_origin, account_id = :account_id
 WHERE id = :id AND version = :version - 1;
 
 -- all_sandboxes --
@@ -38,7 +40,3 @@ DELETE FROM sandboxes WHERE status = 'deleted' AND ended_at < :before;
 -- count_template_users --
 -- How many living sandboxes run on a baked template.
 SELECT COUNT(*) AS n FROM sandboxes WHERE template_id = :template_id AND status <> 'deleted';
-
--- delete_all_sandboxes --
--- Marks every living record for deletion; the next server clears up what is left of them.
-UPDATE sandboxes SET status = 'deleting', version = version + 1 WHERE status NOT IN ('deleted', 'deleting');
