@@ -32,6 +32,18 @@ def power(host: Host) -> StopVerbs:
 # ------------------------------------------------------------------ what is told
 
 
+async def test_back_to_a_snapshot(host: Host) -> None:
+    record = await host.create()
+    snapshot = await host.snapshots.take("w", record.id)
+    await host.sleep.hibernate("w", record.id)
+    await host.restores.restore("w", record.id, snapshot.id)
+    told = await happened(host, record.id)
+    assert [one.type for one in told][-2:] == ["sandbox.hibernated", "sandbox.restored"]
+    assert told[-1].payload["snapshot_id"] == snapshot.id
+    await host.sleep.pause("w", record.id)
+    assert (await happened(host, record.id))[-1].type == "sandbox.paused"
+
+
 async def test_a_life(host: Host, power: StopVerbs) -> None:
     record = await host.create(name="n", metadata={"team": "a"})
     for verb in ("pause", "resume", "hibernate", "wake"):

@@ -60,6 +60,21 @@ async def test_each_state_counts_at_its_own_rate(host: Host) -> None:
     assert sum(awake.wall_seconds.values()) == host.clock.time - record.created_at
 
 
+async def test_going_back_to_a_snapshot_takes_nothing_back(host: Host) -> None:
+    """What was used before it was used, although nothing of it is left."""
+    record = await host.create()
+    await host.snapshots.take("w", record.id)
+    machine(host, record.id).cpu_seconds = 4
+    host.clock.time += 10
+    await host.restores.restore("w", record.id, None)
+    machine(host, record.id).cpu_seconds = 1
+    host.clock.time += 5
+    found = await usage(host, record.id)
+    assert (found.cpu_seconds, found.starts) == (5, 2)
+    assert found.wall_seconds["running"] == 15
+    assert found.memory_provisioned_mib_seconds == 256 * 15
+
+
 async def test_what_a_machine_did_in_the_pool_is_nobodys(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     begin = FakeMachine.__init__
 
