@@ -93,7 +93,7 @@ def test_foreign_deleted_and_random_ids_give_the_same_answer(
     for (method, target), (_, unknown), (_, deleted) in zip(
         foreign, _calls(document, "z" * 20), _calls(document, gone.id), strict=True
     ):
-        body = None if method in {"GET", "DELETE"} else '{"cmd":"id","path":"/x","from":"/x","to":"/y"}'
+        body = None if method in {"GET", "DELETE"} else '{"cmd":"id","path":"/x","from":"/x","to":"/y","cpu_seconds":1}'
         more = "&" if "?" in target else "?"
         answers = [
             wire.send(method, f"{where}{more}path=/etc/hostname", body, auth=_bearer(stranger))

@@ -166,7 +166,10 @@ def _check(case: schemathesis.Case, api: Api) -> None:
     headers = {"Authorization": f"Bearer {api.token}"}
     response = case.call(headers=headers, timeout=120)
     # The check does not know 431; and labels that are not well formed are other parameters, which are ignored.
-    if response.status_code == 431 or name == "sandboxes_list":
+    # What is narrower in `aimed` than for the server: a template beside a snapshot, and a wait of the usual length.
+    body = case.body if isinstance(case.body, dict) else {}
+    narrowed = body.get("from_snapshot") in KEPT or (name == "sandboxes_wait" and "timeout" not in (case.query or {}))
+    if response.status_code == 431 or name == "sandboxes_list" or narrowed:
         excluded.append(negative_data_rejection)
     try:
         case.validate_response(response, excluded_checks=excluded, headers=headers)
