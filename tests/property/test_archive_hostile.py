@@ -29,7 +29,7 @@ from cloche_server.storage.archive import (
 from cloche_server.storage.archive_read import Unpacker
 from cloche_server.storage.qcow2 import read_front, rename_backing
 
-NAMES = member_names(2, with_template=True)
+NAMES = member_names(2, with_template=True, memory=True)
 CONTENT = {name: (name.encode() * 700)[: 900 + 40 * number] for number, name in enumerate(NAMES)}
 CONTENT["template/mem"] = b"m" * 5000 + bytes((1 << 20) - 5000)
 MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -48,7 +48,8 @@ def described() -> dict[str, Any]:
         "fingerprint": "qemu",
         "snapshot": {
             "sandbox_id": "a" * 20, "name": None, "created_at": 5.0, "template": "std", **size, "cold": False,
-            "page_count": 3, "layers": ["b" * 20, "c" * 20], "defaults": {"env": {"A": "1"}}, "metadata": {},
+            "memory": True, "page_count": 3,
+            "layers": ["b" * 20, "c" * 20], "defaults": {"env": {"A": "1"}}, "metadata": {},
         },
         "template": {
             "id": "base-1", "name": "base", "digests": digests, **size, "accel": "tcg", "thaw": False,

@@ -64,6 +64,19 @@ def remove(api: Api, snapshot: str) -> None:
 
 
 @pytest.mark.parametrize("template", ["true", "false"])
+def test_a_disk_alone(family: Api, tmp_path: Path) -> None:
+    box = family.create()
+    box.sh("echo kept > /root/f; echo gone > /dev/shm/m")
+    snapshot = box.snapshot(memory=False)
+    export(family, snapshot, tmp_path / "a")
+    remove(family, snapshot)
+    made = take_in(family, tmp_path / "a")
+    assert made["memory"] is False
+    again = family.create(from_snapshot=made["id"])
+    assert again.info["boot_mode"] == "cold"
+    assert again.sh("cat /root/f; cat /dev/shm/m 2>/dev/null || echo no memory") == "kept\nno memory\n"
+
+
 def test_out_and_in_again(family: Api, server: Server, tmp_path: Path, template: str) -> None:
     snapshot, ticking = prepared(family)
     before = family.call("GET", f"/v1/snapshots/{snapshot}")

@@ -159,7 +159,9 @@ class Site:
             "metadata": {"k": "v", "secret.k": "hush"},
             **changes,
         }
-        pages = Pages([(0, 2), (100, 1)], memoryview(bytearray(bytes(PAGE) + b"m" * PAGE + b"n" * PAGE)))
+        pages = None
+        if fields.get("memory", True):
+            pages = Pages([(0, 2), (100, 1)], memoryview(bytearray(bytes(PAGE) + b"m" * PAGE + b"n" * PAGE)))
         layers = [self.layers.path(one) for one in self.layers.chain(top)]
         return self.snapshots.publish(Snapshot(**fields), Captured(b"device state", pages, 1.0), layers)
 

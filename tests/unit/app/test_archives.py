@@ -119,6 +119,24 @@ async def test_a_template_of_another_workspace_is_not_opened_by_its_digests(site
     assert (await site.importer.take_in("theirs", pieces(raw))).template_id == meta.template.id
 
 
+@pytest.mark.parametrize("template", [True, False])
+async def test_a_disk_alone_goes_anywhere(
+    site: Site, other: Site, template: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It boots, so it is of use under another QEMU or CPU model as well."""
+    meta = site.bake()
+    one = site.snapshot(meta, memory=False, cold=True)
+    raw = await site.archive(one, template=template)
+    there = other if template else site
+    monkeypatch.setattr(type(there.machines.engine), "fingerprint", "another")
+    two = await there.importer.take_in("w", pieces(raw))
+    assert (two.memory, two.cold, two.disk_mb) == (False, True, one.disk_mb)
+    assert {path.name for path in (there.snapshots.root / two.id).iterdir()} == {"meta.json"}
+    assert disk_bytes(there.layers.path(two.layer_id)) == disk_bytes(site.layers.path(one.layer_id))
+    assert there.snapshots.verify(two) == []
+    assert two.id in {read.id for read in there.snapshots.read()}
+
+
 async def test_one_that_was_booted_from_its_disk(site: Site, other: Site) -> None:
     two = await other.importer.take_in("w", pieces(await site.archive(site.snapshot(site.bake(), cold=True))))
     assert two.cold

@@ -131,7 +131,8 @@ class Importer:
 
     def _judge(self, manifest: Manifest) -> None:
         engine, settings = self._machines.engine, self._settings
-        if manifest.fingerprint != engine.fingerprint:
+        # A disk alone boots under any of them.
+        if manifest.memory and manifest.fingerprint != engine.fingerprint:
             raise ClocheError(
                 "snapshot.incompatible",
                 f"the snapshot was taken under {manifest.fingerprint}; this host runs {engine.fingerprint}",
@@ -222,6 +223,7 @@ class Importer:
         made.layers = names
         if snapshot.cold:
             zero_memory(self._snapshots.root.parent, snapshot.shape.memory_mb)
+        (staged / "snapshot").mkdir(mode=0o700, exist_ok=True)  # a disk alone has no members in it
         made.snapshot = self._snapshots.adopt(staged / "snapshot", snapshot, described)
         if self._templates.get(snapshot.template_id) is None:  # removed in this moment
             raise ClocheError("template.corrupt", "the template below was removed meanwhile; nothing was imported")
@@ -253,6 +255,7 @@ class Importer:
             defaults=manifest.defaults,
             metadata=manifest.metadata,
             cold=manifest.cold,
+            memory=manifest.memory,
         )
 
     def _template_meta(self, workspace: str, manifest: Manifest, template_id: str) -> dict[str, Any]:
@@ -282,14 +285,8 @@ class Importer:
 def _check_files(manifest: Manifest, staged: Path, names: list[str], template_id: str, *, new: bool) -> None:
     """What digests cannot tell: that the files are what they are called, and name only one another. Their names for
     what lies below are then written anew."""
-    try:
-        loaded = pages.load(staged / "snapshot/pages", manifest.shape.memory_mb * _MIB // pages.PAGE)
-        count = loaded.count
-        loaded.close()
-    except ValueError:
-        raise bad("its pages of memory are not what they are called") from None
-    if count != manifest.page_count:
-        raise bad("it holds another number of pages than it announces")
+    if manifest.memory:
+        _check_pages(manifest, staged / "snapshot/pages")
     size = manifest.disk_mb * _MIB
     bottom = f"../templates/{manifest.template.id}/disk.qcow2"
     above = [*(f"{layer}{SUFFIX}" for layer in manifest.layers[1:]), bottom]
@@ -313,6 +310,17 @@ def _check_files(manifest: Manifest, staged: Path, names: list[str], template_id
         _rename(path, f"../../{BOOT}/{manifest.member('boot/root_image').sha256}")
 
 
+def _check_pages(manifest: Manifest, path: Path) -> None:
+    try:
+        loaded = pages.load(path, manifest.shape.memory_mb * _MIB // pages.PAGE)
+        count = loaded.count
+        loaded.close()
+    except ValueError:
+        raise bad("its pages of memory are not what they are called") from None
+    if count != manifest.page_count:
+        raise bad("it holds another number of pages than it announces")
+
+
 def _front(path: Path) -> Front:
     try:
         return read_front(path)
@@ -328,14 +336,16 @@ def _rename(path: Path, name: str) -> None:
 
 
 def _saved_meta(manifest: Manifest, template_id: str) -> dict[str, Any]:
+    own = ("pages", "dev") if manifest.memory else ()
     return {
         "format": saved.FORMAT,
         "template_id": template_id,
         "fingerprint": manifest.fingerprint,
         "memory_mb": manifest.shape.memory_mb,
         "cold": manifest.cold,
+        "memory": manifest.memory,
         "page_count": manifest.page_count,
-        "digests": {name: manifest.member(f"snapshot/{name}").sha256 for name in ("pages", "dev")},
+        "digests": {name: manifest.member(f"snapshot/{name}").sha256 for name in own},
     }
 
 

@@ -73,8 +73,6 @@ class Exporter:
         that it makes no difference to the archive when the snapshot is removed."""
         snapshot = self._snapshots.get(workspace, snapshot_id)
         below = self._templates.existing(snapshot.template_id)
-        if not snapshot.memory:
-            raise ClocheError("request.invalid", f"the snapshot {snapshot.id} holds no memory and cannot be exported")
         layers = self._machines.layers
         layers.hold(snapshot.layer_id)
         opened: list[OpenPart] = []
@@ -104,7 +102,8 @@ class Exporter:
     ) -> tuple[dict[str, Any], list[Part]]:
         directory = self._snapshots.root / snapshot.id
         meta = saved.read_meta(directory)
-        parts = [Part(f"snapshot/{name}", directory / name, meta["digests"][name]) for name in ("pages", "dev")]
+        own = ("pages", "dev") if snapshot.memory else ()
+        parts = [Part(f"snapshot/{name}", directory / name, meta["digests"][name]) for name in own]
         for number, layer in enumerate(chain):
             parts.append(Part(f"layers/{number}.qcow2", self._machines.layers.path(layer), snapshot.layers.get(layer)))
         if template:
@@ -131,6 +130,7 @@ class Exporter:
                 "memory_mb": snapshot.shape.memory_mb,
                 "disk_mb": snapshot.disk_mb,
                 "cold": snapshot.cold,
+                "memory": snapshot.memory,
                 "page_count": meta["page_count"],
                 "layers": list(chain),
                 "defaults": {"env": dict(defaults.env), "cwd": defaults.cwd, "user": defaults.user},

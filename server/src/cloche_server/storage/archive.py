@@ -77,6 +77,8 @@ class Manifest:
     disk_mb: int
     cold: bool
     page_count: int
+    #: It holds memory and device state; else the disk only.
+    memory: bool
     sandbox_id: str
     name: str | None
     created_at: float
@@ -102,9 +104,10 @@ def bad(why: str) -> ClocheError:
     return ClocheError("request.invalid", f"the archive cannot be imported: {why}")
 
 
-def member_names(layers: int, *, with_template: bool) -> list[str]:
+def member_names(layers: int, *, with_template: bool, memory: bool) -> list[str]:
     """All members between the manifest and the end, in order."""
-    names = ["snapshot/pages", "snapshot/dev", *(f"layers/{number}.qcow2" for number in range(layers))]
+    names = ["snapshot/pages", "snapshot/dev"] if memory else []
+    names += [f"layers/{number}.qcow2" for number in range(layers)]
     if with_template:
         names += [f"template/{name}" for name in TEMPLATE_FILES]
         names += [f"boot/{name}" for name in BOOT_FILES]
@@ -259,19 +262,22 @@ def parse_manifest(raw: bytes) -> Manifest:
         disk_mb=one.number("disk_mb", 1, 1 << 30),
         cold=one.flag("cold"),
         page_count=one.number("page_count", 0, 1 << 40),
+        memory=one.flag("memory"),
         sandbox_id=one.text("sandbox_id", re.compile(r"[a-z0-9]{8,56}")),
         name=one.words("name", 256),
         created_at=one.seconds("created_at"),
         template_asked=one.words("template", 256) or template.name,
         template=template,
         layers=tuple(layers),
-        members=_members(data, len(layers), with_template=bool(template.image)),
+        members=_members(data, len(layers), with_template=bool(template.image), memory=one.flag("memory")),
         defaults=_defaults(one.inside("defaults")),
         metadata=shown_metadata(one.mapping("metadata", 64, 128, 4096)),
         sha256=hashlib.sha256(raw).hexdigest(),
     )
     if found.shape != template.shape:
         raise one.bad("cpus or memory_mb")
+    if not found.memory and not (found.cold and found.page_count == 0):
+        raise one.bad("memory")
     _check_sizes(found)
     return found
 
@@ -311,8 +317,8 @@ def _defaults(fields: _Fields) -> ExecDefaults:
     return ExecDefaults(env, cwd, user)
 
 
-def _members(data: _Fields, layers: int, *, with_template: bool) -> tuple[Member, ...]:
-    expected = member_names(layers, with_template=with_template)
+def _members(data: _Fields, layers: int, *, with_template: bool, memory: bool) -> tuple[Member, ...]:
+    expected = member_names(layers, with_template=with_template, memory=memory)
     listed = [_Fields(item, "members") for item in data.listed("members", len(expected))]
     names = [one.words("name", 256) for one in listed]
     if names != expected:
