@@ -122,6 +122,13 @@ class Settings:
     )
     shutdown_grace: float = _setting(5.0, "How long running requests may finish at shutdown.", low=0, high=600)
 
+    @property
+    def usual_ttl_seconds(self) -> int:
+        """When the caller names none. No default goes beyond the longest that may be asked for."""
+        if not self.max_ttl_seconds:
+            return self.default_ttl_seconds
+        return min(self.default_ttl_seconds or self.max_ttl_seconds, self.max_ttl_seconds)
+
 
 def _fields() -> dict[str, dataclasses.Field[Any]]:
     return {f.name: f for f in dataclasses.fields(Settings)}

@@ -27,8 +27,10 @@ PRICES = {"price_cpu_hour": 3.6, "price_memory_gib_hour": 0.0144, "price_currenc
 
 
 @pytest.fixture
-def host(tmp_path: Path, database: Database, world: World, crew: Crew) -> Host:
-    return assemble(tmp_path, database, world, crew, max_lifetime_seconds=1000, **PRICES)
+def host(request: pytest.FixtureRequest, tmp_path: Path, database: Database, world: World, crew: Crew) -> Host:
+    """A parameter is a dict of other settings."""
+    changes = {"max_lifetime_seconds": 1000, **PRICES, **getattr(request, "param", {})}
+    return assemble(tmp_path, database, world, crew, **changes)
 
 
 @pytest.fixture
@@ -176,3 +178,24 @@ async def test_lifetimes_and_names_of_forks(api: httpx.AsyncClient, host: Host) 
     assert (two.status_code, two.json()["details"]["field"]) == (400, "name")
     split = await api.post(f"{path}/fork", json={"budget": "split"})
     assert (split.status_code, split.json()["details"]["field"]) == (400, "budget")
+
+
+@pytest.mark.parametrize("host", [{"max_ttl_seconds": 100, "max_lifetime_seconds": 0}], indirect=True)
+async def test_nothing_goes_beyond_the_longest_ttl(api: httpx.AsyncClient, host: Host) -> None:
+    """By no route, and not because the default is longer."""
+    box = await made(api)
+    assert box["ttl_seconds"] == 100
+    path = f"/sandboxes/{box['id']}"
+    for options in ({"persistent": True}, {"ttl_seconds": 0}, {"ttl_seconds": 101}):
+        for method, where in (
+            ("POST", "/sandboxes"),
+            ("PATCH", path),
+            ("PATCH", f"{path}/lifecycle"),
+            ("POST", f"{path}/fork"),
+            ("POST", f"{path}/fork-tree"),
+        ):
+            told = await api.request(method, where, json=options)
+            assert told.status_code == 400, (method, where, options, told.text)
+            assert told.json()["details"]["field"] == next(iter(options))
+    assert len(host.supervisor.entries()) == 1
+    assert host.access.list("w")[0].expires_at is not None

@@ -279,7 +279,7 @@ class Creator:
 
     async def _record(self, work: _Creation) -> None:
         request, now = work.request, self._clock.now()
-        ttl = self._settings.default_ttl_seconds if request.ttl_seconds is None else request.ttl_seconds
+        ttl = self._settings.usual_ttl_seconds if request.ttl_seconds is None else request.ttl_seconds
         ends_at = lifetime_end(now, request.max_lifetime_seconds, self._settings.max_lifetime_seconds, request.ends_at)
         account = self._account(request)
         defaults = work.meta.defaults

@@ -31,7 +31,7 @@ _MOVED = answers(404, 409, 500, 502)
 
 
 def _fork_request(body: ForkBody, services: ServicesDep) -> ForkRequest:
-    check_ttl(body.ttl_seconds, services.settings)
+    check_ttl(body.ttl_seconds, body.persistent, services.settings)
     check_env(body.env)
     check_lifetime(body.max_lifetime_seconds, services.settings)
     if body.name is not None and body.count != 1:

@@ -59,7 +59,8 @@ _STATES = "|".join(sorted(one.value for one in LISTED))
 _WAITED = f"^({_STATES})(,({_STATES}))*$"
 
 
-def check_ttl(ttl: int | None, settings: Settings) -> None:
+def check_ttl(ttl: int | None, persistent: bool | None, settings: Settings) -> None:
+    """Of everything that sets a TTL: a server with a longest one has no sandboxes that go on without."""
     most = settings.max_ttl_seconds
     if ttl is not None and most and (ttl == 0 or ttl > most):
         # Existing clients look for these words and try again without a TTL.
@@ -67,6 +68,12 @@ def check_ttl(ttl: int | None, settings: Settings) -> None:
             "request.invalid",
             f"ttl_seconds exceeds tier maximum of {most} seconds",
             details={"field": "ttl_seconds", "maximum": most},
+        )
+    if persistent and most:
+        raise ClocheError(
+            "request.invalid",
+            "persistent sandboxes are not allowed on this server",
+            details={"field": "persistent"},
         )
 
 
@@ -83,17 +90,11 @@ def check_lifetime(seconds: int, settings: Settings) -> None:
 def _create_request(body: CreateBody, workspace: str, settings: Settings) -> CreateRequest:
     if body.volumes:
         raise ClocheError("not_implemented", "volumes are not available in this release")
-    check_ttl(body.ttl_seconds, settings)
+    check_ttl(body.ttl_seconds, body.persistent, settings)
     check_lifetime(body.max_lifetime_seconds, settings)
     check_env(body.env)
     if body.cwd is not None and not body.cwd.startswith("/"):
         raise ClocheError("request.invalid", "cwd must be absolute", details={"field": "cwd"})
-    if body.persistent and settings.max_ttl_seconds:
-        raise ClocheError(
-            "request.invalid",
-            "persistent sandboxes are not allowed on this server",
-            details={"field": "persistent"},
-        )
     disk = body.disk_mb if body.disk_mb is not None else (body.disk_gb * 1024 if body.disk_gb is not None else None)
     return CreateRequest(
         workspace=workspace,
@@ -244,7 +245,7 @@ async def get(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace
 )
 async def patch(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
     body = await read_model(request, SandboxPatch)
-    check_ttl(body.ttl_seconds, services.settings)
+    check_ttl(body.ttl_seconds, body.persistent, services.settings)
     record = (await services.access.find(workspace, sandbox_id)).record
     if body.metadata:
         record = await services.lifecycle.set_metadata(workspace, sandbox_id, body.metadata)
@@ -312,7 +313,7 @@ async def set_lifecycle(
     sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace
 ) -> Response:
     body = await read_model(request, LifecycleBody)
-    check_ttl(body.ttl_seconds, services.settings)
+    check_ttl(body.ttl_seconds, body.persistent, services.settings)
     entry, record = await services.lifecycle.set_ttl(workspace, sandbox_id, body.ttl_seconds, body.persistent)
     return json_response(present.lifecycle(record, services.access.idle_seconds(entry)))
 
