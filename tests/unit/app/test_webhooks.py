@@ -180,6 +180,24 @@ async def test_410_disables(front: Front, receiver: Receiver) -> None:
     await settle(lambda: receiver.ids == [1, 1, 2])
 
 
+async def test_time_in_which_nothing_was_tried_is_no_failure(front: Front, receiver: Receiver) -> None:
+    """Disabled by its receiver for days, and enabled again: the event at which that was is tried as any other."""
+    made = await hook(front, receiver.url)
+    receiver.reactions = [answer(410), answer(503), answer(503)]
+    await tell(front.host, 1)
+    async with asyncio.timeout(10):
+        while (await front.get(f"/v1/webhooks/{made['id']}"))["enabled"]:
+            await asyncio.sleep(0.01)
+    front.host.clock.time += 3 * DAY
+    again = await front.http.patch(f"/v1/webhooks/{made['id']}", json={"enabled": True})
+    assert again.json()["state"]["failures"] == 0
+    await settle(lambda: len(receiver.got) == 4)
+    async with asyncio.timeout(10):
+        while (told := await state(front, made))["delivered"] != 1:
+            await asyncio.sleep(0.01)
+    assert (told["given_up"], told["position"]) == (0, "1")
+
+
 async def test_given_up_after_a_day_and_the_next_goes_on(front: Front, receiver: Receiver) -> None:
     made = await hook(front, receiver.url)
     clock = front.host.clock

@@ -155,7 +155,8 @@ class Webhooks:
             try:
                 changed = replace(live.delivery.hook, **changes)
                 if changes.get("enabled"):
-                    changed = replace(changed, disabled_reason=None)
+                    # The time in which nothing was tried is none in which it failed.
+                    changed = replace(changed, disabled_reason=None, failures=0, failing_since=None)
                 await self._store.update(changed)
             except BaseException:
                 self._begin(live.delivery.hook)
