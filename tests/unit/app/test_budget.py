@@ -329,6 +329,28 @@ async def test_a_split_of_which_nothing_came_gives_all_back(host: Host) -> None:
     ]
 
 
+async def test_what_a_split_gives_back_is_there_to_go_on_with(host: Host) -> None:
+    """The part of the parent was used up while the children were made, of which nothing came."""
+    parent = await host.create(budget=Budget(cpu_seconds=40, grace_seconds=60))
+    gate = host.world.gate["Engine.launch"] = Gate()
+    forking = asyncio.ensure_future(fork(host, parent, 3, "split"))
+    await gate.reached.wait()
+    work(host, parent, 10)
+    host.budgets.look()
+    await becomes(host, parent, Status.PAUSED)
+    host.world.fault["Machine.restore"] = FULL
+    gate.open.set()
+    with pytest.raises(ClocheError):
+        await forking
+    standing = await host.spending.get("w", parent.id)
+    assert (standing.left, standing.account.exceeded_at) == ({"cpu_seconds": 30}, None)
+    host.clock.time += 1000
+    host.budgets.look()
+    await host.sleep.resume("w", parent.id)
+    host.budgets.look()
+    assert status(host, parent.id) is Status.RUNNING
+
+
 async def test_splits_that_cannot_be(host: Host) -> None:
     without = await host.create()
     with pytest.raises(ClocheError, match="no budget to split"):

@@ -102,13 +102,17 @@ class BudgetVerbs:
             raise ClocheError("sandbox.not_found", f"sandbox {entry.record.id} not found")
         if now.id in self._budgets.ending:
             raise exceeded(entry.record.id, now)
-        used = self._budgets.used_now(now)
-        over = now.exceeded_at is not None and bool(used_up(budget, used))
+        return self._limited(now, budget)
+
+    def _limited(self, account: Account, budget: Budget) -> Account:
+        """With other limits, and as it stands then."""
+        used = self._budgets.used_now(account)
+        over = account.exceeded_at is not None and bool(used_up(budget, used))
         return replace(
-            now,
+            account,
             budget=budget,
-            warned=now.warned and warns(budget, used) is not None,
-            exceeded_at=now.exceeded_at if over else None,
+            warned=account.warned and warns(budget, used) is not None,
+            exceeded_at=account.exceeded_at if over else None,
             exceeded_by=used_up(budget, used)[0] if over else None,
         )
 
@@ -194,9 +198,16 @@ class BudgetVerbs:
 
     def _give_back(self, account_id: str, share: Budget, times: int) -> None:
         account = self._budgets.get(account_id)
-        if account is not None and times:
-            self._budgets.put(replace(account, budget=gather(account.budget, share, times)))
-            self._meters.soon()
+        if account is None or not times:
+            return
+        budget = gather(account.budget, share, times)
+        if account_id in self._budgets.ending:
+            self._budgets.put(replace(account, budget=budget))
+        else:
+            # It may have come to the end of the part that was its own meanwhile.
+            self._budgets.put(self._limited(account, budget))
+            self._budgets.look_soon(account_id)
+        self._meters.soon()
 
 
 def _joined(record: Sandbox, account_id: str) -> Sandbox:
