@@ -12,6 +12,8 @@ from app_states import sandbox_in, status
 
 from cloche_server.app.exec import Execs
 from cloche_server.app.files import Files, WriteOptions
+from cloche_server.app.fork import ForkRequest
+from cloche_server.app.meter import Sum
 from cloche_server.core.budgets import Budget
 from cloche_server.core.command import Command
 from cloche_server.core.errors import ClocheError
@@ -19,7 +21,7 @@ from cloche_server.core.lifecycle import Status
 from cloche_server.core.meters import Usage
 from cloche_server.core.ports import MachineExit
 from cloche_server.guest.frames import STDERR, STDOUT, Exit, Output
-from kit.fake_engine import FakeMachine, settle
+from kit.fake_engine import FakeMachine, Gate, settle
 
 MIB = 2**20
 
@@ -369,3 +371,48 @@ async def test_commands_and_bytes_are_counted(host: Host, monkeypatch: pytest.Mo
         await Files(host.access).write("w", record.id, "/f", body(), WriteOptions(), None)
     found = await usage(host, record.id)
     assert (found.exec_count, found.bytes_in, found.bytes_out) == (1, 4 + 7, 7)
+
+
+async def test_a_create_that_came_to_nothing_is_in_no_sum(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its caller goes away at the moment at which it is recorded as running, and meters are written while it is
+    undone."""
+    update = host.store.update
+
+    async def cancelling(record: Any, happenings: Any = ()) -> None:
+        await update(record, happenings)
+        if record.status is Status.RUNNING:
+            creating.cancel()
+
+    monkeypatch.setattr(host.store, "update", cancelling)
+    gate = host.world.gate["Machine.kill"] = Gate()
+    creating = asyncio.ensure_future(host.create())
+    await gate.reached.wait()
+    await host.meters.sample()
+    await host.meters.flush()
+    gate.open.set()
+    with pytest.raises(asyncio.CancelledError):
+        await creating
+    await host.meters.sample()
+    await host.meters.flush()
+    assert host.supervisor.entries() == []
+    host.clock.time += 1000
+    assert await host.meters.sum("w") == Sum(0, Usage())
+    assert host.meters._running == {}
+
+
+async def test_what_is_forgotten_is_not_met_again(host: Host, second: Host) -> None:
+    """Usage that is kept for a shorter time than the records of what has ended."""
+    parent = await host.create(budget=Budget(wall_seconds=1000), persistent=True)
+    (child,) = (await host.forks.make("w", parent.id, ForkRequest())).children
+    host.clock.time += 100
+    await host.lifecycle.delete("w", child.id)
+    await host.sleep.pause("w", parent.id)
+    host.clock.time += 91 * 86400
+    await host.meters.close()
+    await host.meters.prune()
+    await host.supervisor.close()
+    second.clock.time = host.clock.time
+    await second.take_over()
+    assert (await second.spending.get("w", parent.id)).used.wall_seconds == 200
+    with pytest.raises(ClocheError, match="not found"):
+        await usage(second, child.id)

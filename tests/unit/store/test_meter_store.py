@@ -83,13 +83,13 @@ async def test_ends_that_no_meter_was_told(database: Database) -> None:
     store, sandboxes = MeterStore(database), SandboxStore(database)
     deleted = with_status(RECORD, Status.DELETED, 200.0, ended_at=200.0, version=2)
     await sandboxes.insert(RECORD)
-    assert await store.unmetered_ends() == []
+    assert await store.unmetered_ends(0.0) == []
     await sandboxes.update(deleted)
-    assert await store.unmetered_ends() == [deleted]
+    assert await store.unmetered_ends(0.0) == [deleted]
     await store.write([METERED], [])
-    assert await store.unmetered_ends() == [deleted]
+    assert await store.unmetered_ends(0.0) == [deleted]
     await store.write([replace(METERED, status=Status.DELETED, ended_at=200.0)], [])
-    assert await store.unmetered_ends() == []
+    assert await store.unmetered_ends(0.0) == []
 
 
 async def test_a_create_that_came_to_nothing_takes_its_budget_along_but_not_that_of_others(database: Database) -> None:

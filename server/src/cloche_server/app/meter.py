@@ -116,7 +116,7 @@ class Meters:
         for entry in self._supervisor.entries():
             self._of(entry)
         ends = []
-        for record in await self._store.unmetered_ends():
+        for record in await self._store.unmetered_ends(self._clock.now() - self._keep):
             if record.id not in self._ended:
                 before = self._stored.pop(record.id, None)
                 # A machine that has ended meanwhile was not read again.
@@ -202,6 +202,10 @@ class Meters:
     async def sample(self, only: Set[str] | None = None) -> None:
         """Reads machines and disks, on a thread: all of them, or those of some sandboxes."""
         living = self._living(only)
+        if only is None:
+            known = {entry.record.id for entry in self._supervisor.entries()}
+            for gone in self._running.keys() - known:  # of creates that came to nothing
+                del self._running[gone]
         wanted = [(entry.record, self._of(entry).machine) for entry in living]
         found = await asyncio.to_thread(lambda: [self._look(*one) for one in wanted])
         for entry, (record, machine), (reading, disk) in zip(living, wanted, found, strict=True):

@@ -76,9 +76,9 @@ class MeterStore:
         """Those whose end is not recorded."""
         return [_from_usage_row(row) for row in await self._db.fetch("living_usage")]
 
-    async def unmetered_ends(self) -> list[Sandbox]:
-        """Sandboxes that have ended without their meter being told."""
-        return [sandbox_from_row(row) for row in await self._db.fetch("unmetered_ends")]
+    async def unmetered_ends(self, since: float) -> list[Sandbox]:
+        """Sandboxes that have ended without their meter being told. `since`: meters of older ends may be forgotten."""
+        return [sandbox_from_row(row) for row in await self._db.fetch("unmetered_ends", since=since)]
 
     async def get(self, workspace: str, sandbox_id: str) -> Metered | None:
         rows = await self._db.fetch("get_usage", workspace=workspace, sandbox_id=sandbox_id)

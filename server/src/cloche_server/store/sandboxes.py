@@ -166,8 +166,8 @@ class SandboxStore:
         return [from_row(row) for row in await self._db.fetch("all_sandboxes")]
 
     async def forget(self, sandbox_id: str, happenings: Sequence[Happening] = ()) -> None:
-        """Removes the record of a create that came to nothing with its budget, and sets its key free."""
-        names = ("forget_budget", "forget_sandbox", "forget_idempotency")
+        """Removes the record of a create that came to nothing with its budget and meter, and sets its key free."""
+        names = ("forget_budget", "forget_sandbox", "forget_idempotency", "forget_usage")
         await self._db.execute_all([*((name, {"id": sandbox_id}) for name in names), *statements(happenings)])
 
     async def prune(self, before: float) -> int:

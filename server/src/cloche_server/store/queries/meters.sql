@@ -20,13 +20,17 @@ SELECT * FROM usage WHERE workspace = :workspace AND sandbox_id > :after
 ORDER BY sandbox_id LIMIT :count;
 
 -- unmetered_ends --
--- Deleted sandboxes whose end is not in their meter.
+-- Deleted sandboxes whose end is not in their meter. One without a meter that ended before a moment had it forgotten.
 SELECT s.* FROM sandboxes s LEFT JOIN usage u ON u.sandbox_id = s.id
-WHERE s.status = 'deleted' AND u.ended_at IS NULL;
+WHERE s.status = 'deleted' AND u.ended_at IS NULL AND (u.sandbox_id IS NOT NULL OR s.ended_at >= :since);
 
 -- prune_usage --
 -- Forgets the meters of what ended before a moment.
 DELETE FROM usage WHERE ended_at < :before;
+
+-- forget_usage --
+-- Forgets the meter of a create that came to nothing.
+DELETE FROM usage WHERE sandbox_id = :id;
 
 -- put_budget --
 -- An account as it stands.
