@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from app_host import Crew, Host, assemble
@@ -183,6 +184,29 @@ async def test_what_retention_has_removed_is_stated(front: Front) -> None:
         assert ids(rest) == [7, 8, 9, 10]
     async with stream(front.http, "/v1/events", last="6") as reader:
         assert ids(await reader.take(4)) == [7, 8, 9, 10]
+
+
+async def test_a_list_has_no_hole_that_is_not_stated(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retention removes what comes next while the list is gathered, page by page."""
+    monkeypatch.setattr(events_module, "PAGE", 5)
+    await tell(front.host, 20)
+    store, calls = front.host.store.events, 0
+    after = store.after
+
+    async def pruning(*args: Any) -> Any:
+        nonlocal calls
+        page = await after(*args)
+        calls += 1
+        if calls == 1:
+            await store.prune(0, 8)
+        return page
+
+    monkeypatch.setattr(store, "after", pruning)
+    first = await front.get("/v1/events", params={"since": "0", "tail": "100"})
+    assert [one["id"] for one in first["events"]] == ["1", "2", "3", "4", "5"]
+    rest = await front.get("/v1/events", params={"since": "5", "tail": "100"})
+    assert rest["gap"] == {"first_id": "6", "last_id": "12"}
+    assert [one["id"] for one in rest["events"]] == [str(number) for number in range(13, 21)]
 
 
 async def test_retention_by_age(front: Front) -> None:

@@ -87,8 +87,10 @@ class Events:
         position, more = since, True
         while more and len(found) < count:
             page = await self._journal.store.after(question.workspace, question.sandbox_id, position, PAGE)
-            if page.first > position + 1 and missing is None and not found:
-                missing = Missing(position + 1, page.first - 1)
+            if page.first > position + 1:
+                if found:
+                    break  # removed while this is read: whoever asks for what comes after it is told
+                missing = Missing(missing.first if missing is not None else position + 1, page.first - 1)
             found += [told for told in page.events if matches(question.types, told.what.type)]
             position, more = page.events[-1].seq if page.events else position, page.more
         return found[:count], missing
