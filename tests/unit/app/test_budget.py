@@ -414,6 +414,40 @@ async def test_the_next_server_knows_them(host: Host, second: Host) -> None:
     assert status(second, parent.id) is Status.RUNNING
 
 
+async def test_a_budget_given_later_counts_from_then_also_for_the_next_server(host: Host, second: Host) -> None:
+    """The last one was killed before it had written what was counted until then."""
+    record = await host.create()
+    await host.meters.flush()
+    for _ in range(100):
+        host.access.count_exec(entry_of(host, record))
+    await host.spending.set("w", record.id, Budget(exec_count=2))
+    await host.supervisor.close()
+    second.clock.time = host.clock.time
+    await second.take_over()
+    for _ in range(2):
+        second.access.count_exec(entry_of(second, record))
+    with pytest.raises(ClocheError):
+        second.access.count_exec(entry_of(second, record))
+
+
+async def test_a_full_disk_keeps_no_server_from_starting(
+    host: Host, second: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = await host.create(budget=Budget(exec_count=2))
+    await host.supervisor.close()
+
+    async def full(*_: object) -> None:
+        raise FULL
+
+    write = second.meters._store.write
+    monkeypatch.setattr(second.meters._store, "write", full)
+    await second.take_over()
+    await second.lifecycle.delete("w", record.id)
+    monkeypatch.setattr(second.meters._store, "write", write)
+    await second.meters.flush()
+    assert (await second.meters.sum("w")).count == 1
+
+
 async def test_accounts_of_nobody_go_at_a_start(host: Host, second: Host) -> None:
     record = await host.create(budget=Budget(cpu_seconds=100))
     await host.lifecycle.delete("w", record.id)

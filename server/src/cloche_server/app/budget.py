@@ -101,7 +101,11 @@ class Budgets:
             self.close(record, metered)
         for account_id in list(self._accounts):
             self.drop_if_unused(account_id)
-        await self._meters.flush()
+        try:
+            await self._meters.flush()
+        except ClocheError as error:
+            # A server that does not start with a full disk can delete nothing that would make room.
+            _log.error("meter.failed", error=error.message)
 
     # ---------------------------------------------------------------- the sums
 

@@ -16,6 +16,7 @@ from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.budgets import Account, Amounts, Budget, amounts_of, divide, gather, left, used_up, warns
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
+from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import Sandbox
 from cloche_server.host.clock import Clock, random_bytes
 from cloche_server.store.meters import MeterStore
@@ -117,12 +118,14 @@ class BudgetVerbs:
         )
 
     async def _open(self, entry: Entry, budget: Budget) -> Account:
-        used = amounts_of(self._meters.read_now(entry), self._clock.now())
+        metered = self._meters.read_now(entry)
+        used = amounts_of(metered, self._clock.now())
         account = Account(
             id_from_random(random_bytes(16)), entry.record.workspace, budget, offsets={entry.record.id: used}
         )
         with self._budgets.holding(account.id):
-            await self._store.write([], [account])
+            # With the meter: what a server that is killed has not written would be free of charge for the next one.
+            await self._store.write([] if metered.status is Status.CREATING else [metered], [account])
             self._budgets.take(account)
             record = await self._supervisor.change(entry, lambda record: _joined(record, account.id))
             self._budgets.look_soon(account.id)
