@@ -119,7 +119,7 @@ def is_public(address: str) -> bool:
         inner = found.ipv4_mapped or found.sixtofour
         if inner is None and found in _NAT64:
             inner = ipaddress.IPv4Address(int(found) & 0xFFFFFFFF)
-        if inner is None and found.teredo is not None:
+        if inner is None and (found.teredo is not None or found.is_site_local):
             return False
         if inner is not None:
             found = inner
