@@ -430,6 +430,17 @@ async def test_a_budget_given_later_counts_from_then_also_for_the_next_server(ho
         second.access.count_exec(entry_of(second, record))
 
 
+async def test_who_leaves_an_account_leaves_what_was_used_also_for_the_next_server(host: Host, second: Host) -> None:
+    parent = await host.create(budget=Budget(cpu_seconds=30))
+    (child,) = await fork(host, parent, 1)
+    work(host, child, 20)
+    await host.spending.remove("w", child.id)
+    await host.supervisor.close()
+    second.clock.time = host.clock.time
+    await second.take_over()
+    assert (await second.spending.get("w", parent.id)).used.cpu_seconds == 20
+
+
 async def test_a_full_disk_keeps_no_server_from_starting(
     host: Host, second: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,8 @@ class BudgetVerbs:
             self._budgets.close(before[0], self._meters.read_now(entry))
             self._budgets.drop_if_unused(before[0].account_id)
             self._meters.soon()
+            with contextlib.suppress(ClocheError):  # without room for it now it is written before long
+                await self._meters.flush()
 
     # ---------------------------------------------------------------- forks
 
