@@ -169,6 +169,7 @@ async def test_a_caller_that_goes_away(host: Host, call: str) -> None:
     gate.open.set()
     await asyncio.wait({restoring})
     await settle(lambda: status(host, record.id) is not Status.RESTORING)
+    assert status(host, record.id) is Status.RUNNING
     host.world.gate.clear()
     await host.lifecycle.set_metadata("w", record.id, {"after": "it"})
     await end(host)

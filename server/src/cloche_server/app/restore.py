@@ -62,8 +62,14 @@ class Restores:
                 f"no snapshot of the sandbox {sandbox_id} was taken yet; say which `snapshot_id` is meant",
                 details={"field": "snapshot_id"},
             )
-        async with self._snapshots.source(workspace, wanted) as (snapshot, source):
-            return await self._supervisor.perform(entry, lambda: self._restore(entry, snapshot, source))
+        self._snapshots.get(workspace, wanted)
+
+        async def restore() -> Sandbox:
+            # Inside the task: what the machine continues from has to be there after the caller has gone away.
+            async with self._snapshots.source(workspace, wanted) as (snapshot, source):
+                return await self._restore(entry, snapshot, source)
+
+        return await self._supervisor.perform(entry, restore)
 
     async def _restore(self, entry: Entry, snapshot: Snapshot, source: Source) -> Sandbox:
         record = entry.record
