@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import BootMode, ExecDefaults, Sandbox
 from cloche_server.host.pages import Pages
+from cloche_server.storage import snapshots as snapshots_module
 from cloche_server.storage.snapshots import Snapshot, SnapshotCatalog
 from kit.fake_engine import Gate, settle
 
@@ -395,3 +398,37 @@ async def test_all_at_once(host: Host, crew: Crew) -> None:
     assert sum(isinstance(one, Snapshot) for one in done) >= 3
     await end(host)
     assert crew.failed == []
+
+
+async def test_one_that_is_removed_as_soon_as_it_is_there(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its layer is let go of once: the sandbox lies over it."""
+    record = await host.create()
+    publish, loop = host.catalog.publish, asyncio.get_running_loop()
+
+    def published(*parts: Any) -> Snapshot:
+        made = publish(*parts)
+        asyncio.run_coroutine_threadsafe(host.snapshots.remove("w", made.id), loop).result()
+        return made
+
+    monkeypatch.setattr(host.catalog, "publish", published)
+    with contextlib.suppress(ClocheError):
+        await host.snapshots.take("w", record.id)
+    await end(host)
+
+
+async def test_one_whose_last_step_fails_is_not_there(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = await host.create()
+    staging = snapshots_module.files.staging
+
+    @contextlib.contextmanager
+    def failing(parent: Path) -> Iterator[Path]:
+        with staging(parent) as staged:
+            yield staged
+        raise OSError(24, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots_module.files, "staging", failing)
+        with pytest.raises(ClocheError):
+            await host.snapshots.take("w", record.id)
+    assert host.snapshots.list("w") == []
+    await end(host)

@@ -94,16 +94,17 @@ class SnapshotCatalog:
     def publish(self, snapshot: Snapshot, captured: Captured, layers: list[Path]) -> Snapshot:
         """Writes it durably; when this returns it is there for good. Raises OSError, `host.disk_full`."""
         needs = self._needs(snapshot, snapshot.fingerprint)
-        with files.staging(self.root) as staged:
-            work = staged / "snapshot"
-            work.mkdir(mode=0o700)
-            saved.write(work, captured, needs, layers, _to_meta(snapshot))
-            try:
-                files.publish(work, self.root / snapshot.id)
-                done = _from_meta(saved.read_meta(self.root / snapshot.id), _size(self.root / snapshot.id))
-            except BaseException:
-                files.remove_tree(self.root / snapshot.id)
-                raise
+        target = self.root / snapshot.id
+        try:
+            with files.staging(self.root) as staged:
+                work = staged / "snapshot"
+                work.mkdir(mode=0o700)
+                saved.write(work, captured, needs, layers, _to_meta(snapshot))
+                files.publish(work, target)
+            done = _from_meta(saved.read_meta(target), _size(target))
+        except BaseException:
+            files.remove_tree(target)
+            raise
         self._all[snapshot.id] = done
         return done
 
