@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from app_host import FULL, Crew, Host, refuse_updates
@@ -11,7 +12,7 @@ from app_states import sandbox_in, status
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import BootMode, Sandbox
-from kit.fake_engine import Gate, settle
+from kit.fake_engine import Gate, missing_layers, settle
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -222,6 +223,29 @@ async def test_a_server_that_ends_in_it(host: Host, crew: Crew, state: str, call
     after = (await host.rows())[0]
     assert after.status in {Status.RESTORING, Status.FAILED}
     assert after.layer_id == stored.layer_id != record.layer_id
+
+
+async def test_a_server_that_ends_while_it_is_recorded(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded names a disk that is there."""
+    record, snapshot = await with_snapshot(host)
+    update, reached, go_on = host.store.update, asyncio.Event(), asyncio.Event()
+
+    async def slow(*what: Any) -> None:
+        reached.set()
+        await go_on.wait()
+        await update(*what)
+
+    monkeypatch.setattr(host.store, "update", slow)
+    restoring = asyncio.ensure_future(host.restores.restore("w", record.id, snapshot))
+    await reached.wait()
+    ending = asyncio.ensure_future(host.supervisor.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await ending
+    restoring.cancel()
+    after = (await host.rows())[0]
+    assert after.status is Status.RESTORING
+    assert missing_layers(host.machines.layers.path(after.layer_id)) == []
 
 
 async def test_sandboxes_that_are_half_way_are_not_taken_back(host: Host) -> None:

@@ -88,7 +88,8 @@ class Restores:
                 # disk and the memory that belong together.
                 await self._supervisor.move(entry, Event.RESTORE, **_of_snapshot(snapshot, layer))
             except BaseException:
-                await self._machines.release_layer(layer)
+                if entry.record.layer_id != layer:  # a server that ends may have recorded it all the same
+                    await self._machines.release_layer(layer)
                 raise
         except BaseException:
             if not held:
