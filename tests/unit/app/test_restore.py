@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 from app_host import FULL, Crew, Host, refuse_updates
 from app_states import sandbox_in, status
 
+from cloche_server.app.sleep import STATE, USED
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import BootMode, Sandbox
+from cloche_server.host import files
 from kit.fake_engine import Gate, missing_layers, settle
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -136,7 +139,7 @@ async def test_a_restore_that_fails_can_be_repeated(host: Host, crew: Crew, call
         await host.restores.restore("w", record.id, snapshot)
     host.world.fault.clear()
     if call == "Machine.kill":
-        return  # a process that resists; `kill -9` does not know that
+        return  # the next test has more
     await settle(lambda: not host.world.held)
     assert status(host, record.id) is Status.FAILED
     assert await host.untrue() == []
@@ -144,6 +147,52 @@ async def test_a_restore_that_fails_can_be_repeated(host: Host, crew: Crew, call
     assert status(host, record.id) is Status.RUNNING
     await end(host)
     assert crew.failed == []
+
+
+@pytest.mark.parametrize("verb", ["restore", "start", "delete"])
+@pytest.mark.parametrize("new", [False, True])
+async def test_a_machine_that_resists_is_ended_by_the_next_verb(host: Host, new: bool, verb: str) -> None:
+    """`new`: the one that was to go on."""
+    record, snapshot = await with_snapshot(host, "stopped" if new else "running")
+    host.world.fault["Machine.kill"] = ClocheError("internal", "it did not end")
+    if new:
+        host.world.fault["Guest.renew"] = ClocheError("sandbox.unreachable", "x")
+    with pytest.raises(ClocheError):
+        await host.restores.restore("w", record.id, snapshot)
+    host.world.fault.clear()
+    assert status(host, record.id) is Status.FAILED
+    with pytest.raises(ClocheError) as told:
+        await host.snapshots.take("w", record.id)
+    assert told.value.code == "sandbox.invalid_state", "something may write to its disk"
+    first = host.world.alive[record.id]
+    if verb == "restore":
+        await host.restores.restore("w", record.id, snapshot)
+    elif verb == "start":
+        await host.power.start("w", record.id)
+    else:
+        await host.lifecycle.delete("w", record.id)
+    assert first.ended
+    await end(host)
+
+
+async def test_memory_that_cannot_be_removed_is_not_continued_from(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is what a later server would find."""
+    record, snapshot = await with_snapshot(host, "hibernated")
+
+    def refuse(path: Path) -> None:
+        if path.name in {STATE, USED} and path.exists():
+            raise OSError(24, "too many open files")
+        remove(path)
+
+    remove = files.remove_tree
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "remove_tree", refuse)
+        with pytest.raises(ClocheError):
+            await host.restores.restore("w", record.id, snapshot)
+    assert status(host, record.id) is Status.FAILED
+    assert not (host.root / record.id / STATE).exists()
+    await host.restores.restore("w", record.id, snapshot)
+    await end(host)
 
 
 @pytest.mark.parametrize("state", STATES)

@@ -109,6 +109,10 @@ class StopVerbs:
         self._access.check_budget(entry)
         began = self._clock.monotonic()
         meta = self._catalog.existing(record.template_id)
+        if entry.machine is not None:  # it resisted when it was to end
+            await entry.machine.kill()
+            entry.machine.release()
+            entry.machine = None
         await self._room.take(record.id)
         slot: Slot | None = None
         try:
