@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from app_host import FULL, Crew, Host, refuse_updates
+from app_host import FULL, Crew, Host, refuse_updates, settings
 from app_states import sandbox_in, status
 
 from cloche_server.app.create import CreateRequest
@@ -431,4 +431,12 @@ async def test_one_whose_last_step_fails_is_not_there(host: Host, monkeypatch: p
         with pytest.raises(ClocheError):
             await host.snapshots.take("w", record.id)
     assert host.snapshots.list("w") == []
+    await end(host)
+
+
+async def test_no_disk_is_larger_than_the_host_allows(host: Host) -> None:
+    made = await host.snapshots.take("w", (await host.create()).id)
+    with pytest.raises(ClocheError) as told:
+        await create_from(host, made.id, disk_mb=settings(host.root).max_disk_mb + 1)
+    assert (told.value.code, told.value.details) == ("request.invalid", {"field": "disk_mb"})
     await end(host)
