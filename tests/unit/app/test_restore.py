@@ -10,6 +10,7 @@ import pytest
 from app_host import FULL, Crew, Host, refuse_updates
 from app_states import sandbox_in, status
 
+from cloche_server.app.machines import hostname
 from cloche_server.app.sleep import STATE, USED
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
@@ -125,6 +126,17 @@ async def test_only_another_sandbox_gets_new_names(host: Host) -> None:
     ((_, request),) = host.world.renewals
     assert request.hostname
     assert request.machine_id
+    await end(host)
+
+
+async def test_one_that_boots_is_told_its_name(host: Host) -> None:
+    """As at a start: its kernel has forgotten it. What is on the disk is its own."""
+    record = await host.create()
+    made = await host.snapshots.take("w", record.id, memory=False)
+    host.world.renewals.clear()
+    await host.restores.restore("w", record.id, made.id)
+    ((_, request),) = host.world.renewals
+    assert (request.hostname, request.machine_id) == (hostname(record.id), None)
     await end(host)
 
 

@@ -21,7 +21,7 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
 from cloche_server.core.lifecycle import Event, Status, step
 from cloche_server.core.ports import Machine
-from cloche_server.core.records import Sandbox
+from cloche_server.core.records import BootMode, Sandbox
 from cloche_server.host.clock import Clock, random_bytes
 from cloche_server.storage.snapshots import Snapshot
 from cloche_server.storage.templates import TemplateCatalog
@@ -158,7 +158,9 @@ class Restores:
         try:
             await machines.restore(slot)
             await machines.grow_disk(slot, record.resources.disk_mb)
-            await machines.renew(slot, names=not own, thaw=True)
+            # The name of one that boots is not on its disk alone.
+            cold = slot.mode is BootMode.COLD
+            await machines.renew(slot, names=cold or not own, booted=cold and own, thaw=True)
         except BaseException:
             await asyncio.shield(self._end(entry, slot))
             raise
