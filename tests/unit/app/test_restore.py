@@ -129,6 +129,19 @@ async def test_only_another_sandbox_gets_new_names(host: Host) -> None:
     await end(host)
 
 
+async def test_a_start_after_it_has_failed_has_the_disk_that_was_promised(host: Host) -> None:
+    _, snapshot = await with_snapshot(host)
+    large = await host.create(disk_mb=2048)
+    host.world.fault["Guest.connect"] = ClocheError("sandbox.unreachable", "x")
+    with pytest.raises(ClocheError):
+        await host.restores.restore("w", large.id, snapshot)
+    host.world.fault.clear()
+    host.world.calls.clear()
+    assert (await host.power.start("w", large.id)).resources.disk_mb == 2048
+    assert "Machine.grow_disk" in host.world.calls
+    await end(host)
+
+
 async def test_one_that_boots_is_told_its_name(host: Host) -> None:
     """As at a start: its kernel has forgotten it. What is on the disk is its own."""
     record = await host.create()
