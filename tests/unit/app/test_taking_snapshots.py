@@ -440,3 +440,25 @@ async def test_no_disk_is_larger_than_the_host_allows(host: Host) -> None:
         await create_from(host, made.id, disk_mb=settings(host.root).max_disk_mb + 1)
     assert (told.value.code, told.value.details) == ("request.invalid", {"field": "disk_mb"})
     await end(host)
+
+
+async def test_a_list_while_one_is_published(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That happens on a thread, at any moment."""
+    record = await host.create()
+    made = [await host.snapshots.take("w", record.id) for _ in range(2)]
+    found = host.catalog._all
+
+    class Slow(Snapshot):
+        def __getattribute__(self, name: str) -> Any:
+            if name in {"workspace", "template_id"}:
+                found.setdefault("another", made[1])
+            return super().__getattribute__(name)
+
+    slow = Slow(**{name: getattr(made[0], name) for name in made[0].__dataclass_fields__})
+    for look in (lambda: host.snapshots.list("w"), host.catalog.ids_of_templates):
+        found[made[0].id] = slow
+        found.pop("another", None)
+        assert look()
+    found.pop("another")
+    found[made[0].id] = made[0]
+    await end(host)

@@ -76,7 +76,7 @@ class SnapshotCatalog:
 
     def of(self, workspace: str) -> list[Snapshot]:
         """Newest first."""
-        mine = (s for s in self._all.values() if s.workspace == workspace)
+        mine = (s for s in list(self._all.values()) if s.workspace == workspace)  # threads add and remove meanwhile
         return sorted(mine, key=lambda s: (s.created_at, s.id), reverse=True)
 
     def get(self, workspace: str, snapshot_id: str) -> Snapshot:
@@ -123,7 +123,7 @@ class SnapshotCatalog:
 
     def ids_of_templates(self) -> set[str]:
         """The templates that snapshots of any workspace lie over."""
-        return {snapshot.template_id for snapshot in self._all.values()}
+        return {snapshot.template_id for snapshot in list(self._all.values())}
 
     def load(self, snapshot: Snapshot, fingerprint: str) -> SavedState:
         """What a machine with memory continues from; its pages are the caller's to close. Digests are compared once
