@@ -474,6 +474,11 @@ async def test_one_that_was_only_packed_again_is_taken(site: Site, other: Site) 
     assert (await other.importer.take_in("w", pieces(raw))).name == "näme of it"
 
 
+async def test_one_of_before_there_were_disks_alone(site: Site, other: Site) -> None:
+    raw = forged(await site.archive(site.snapshot(site.bake())), lambda m: m["snapshot"].pop("memory"))
+    assert (await other.importer.take_in("w", pieces(raw))).memory
+
+
 async def test_names_of_an_archive_never_become_names_here(site: Site, other: Site) -> None:
     """Whoever makes an archive may choose ids: those of what is here are not touched."""
     theirs = other.snapshot(other.bake())
