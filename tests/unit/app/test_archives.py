@@ -19,7 +19,7 @@ from cloche_server.app import archive_import as import_module
 from cloche_server.app import export as export_module
 from cloche_server.core.errors import ClocheError
 from cloche_server.host import files
-from cloche_server.storage.snapshots import SnapshotCatalog
+from cloche_server.storage.snapshots import Snapshot, SnapshotCatalog
 from kit.fake_engine import World
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -110,6 +110,51 @@ async def test_the_second_of_a_family_uses_the_template_of_the_first(site: Site,
     assert four.template_id != one.template_id, "another workspace trusts nothing of this one"
     again = await site.importer.take_in("w", pieces(await other.archive(four)))
     assert disk_bytes(site.layers.path(again.layer_id)) == disk_bytes(other.layers.path(four.layer_id))
+
+
+async def test_one_that_fails_keeps_the_template_that_another_has_found(
+    site: Site, other: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raw = await site.archive(site.snapshot(site.bake()))
+    adopt, loop = other.layers.adopt, asyncio.get_running_loop()
+    second: list[Snapshot] = []
+
+    def fail(_: object) -> None:
+        monkeypatch.setattr(other.layers, "adopt", adopt)
+        taken = asyncio.run_coroutine_threadsafe(other.importer.take_in("w", pieces(raw)), loop)
+        second.append(taken.result())
+        raise OSError(errno.ENOSPC, "no space")
+
+    monkeypatch.setattr(other.layers, "adopt", fail)
+    with pytest.raises(ClocheError):
+        await other.importer.take_in("w", pieces(raw))
+    assert other.snapshots.of("w") == second
+    assert other.templates.get(second[0].template_id) is not None
+
+
+async def test_one_that_is_removed_before_it_is_undone(
+    site: Site, other: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers are let go of once: something has been made from it."""
+    raw = await site.archive(site.snapshot(site.bake()))
+    adopt = other.snapshots.adopt
+    made: list[Snapshot] = []
+
+    get = other.templates.get
+    monkeypatch.setattr(other.snapshots, "adopt", lambda *parts: _then_fail(adopt, parts, made, other))
+    monkeypatch.setattr(other.templates, "get", lambda one: None if made else get(one))
+    with pytest.raises(ClocheError):
+        await other.importer.take_in("w", pieces(raw))
+    assert other.layers.path(made[0].layer_id).exists()
+
+
+def _then_fail(adopt: Any, parts: Any, made: list[Snapshot], other: Site) -> Snapshot:
+    """Somebody continues from it, and it is removed."""
+    made.append(adopt(*parts))
+    other.layers.hold(made[0].layer_id)
+    assert other.snapshots.remove(made[0])
+    other.layers.release(made[0].layer_id)
+    return made[0]
 
 
 async def test_a_template_of_another_workspace_is_not_opened_by_its_digests(site: Site) -> None:
@@ -427,6 +472,11 @@ async def test_a_forged_manifest(site: Site, other: Site, what: str) -> None:
 async def test_one_that_was_only_packed_again_is_taken(site: Site, other: Site) -> None:
     raw = forged(await site.archive(site.snapshot(site.bake())), lambda _: None)
     assert (await other.importer.take_in("w", pieces(raw))).name == "näme of it"
+
+
+async def test_one_of_before_there_were_disks_alone(site: Site, other: Site) -> None:
+    raw = forged(await site.archive(site.snapshot(site.bake())), lambda m: m["snapshot"].pop("memory"))
+    assert (await other.importer.take_in("w", pieces(raw))).memory
 
 
 async def test_names_of_an_archive_never_become_names_here(site: Site, other: Site) -> None:

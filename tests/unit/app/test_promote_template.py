@@ -197,6 +197,18 @@ async def test_names_that_cannot_be_had(site: Site) -> None:
     assert found.workspace == "w"
 
 
+async def test_names_of_two_at_once(site: Site) -> None:
+    one, two = site.snapshot(site.bake()), site.snapshot(site.bake())
+    made = await asyncio.gather(
+        site.promoter.promote("w", one.id, "mine", ["m"]),
+        site.promoter.promote("w", two.id, "m"),
+        return_exceptions=True,
+    )
+    (refusal,) = (found for found in made if isinstance(found, BaseException))
+    assert isinstance(refusal, ClocheError)
+    assert refusal.code == "template.name_taken"
+
+
 async def test_removal(shop: Shop, site: Site) -> None:
     base = site.bake()
     await site.promoter.promote("w", site.snapshot(base).id, "mine", ["m"])

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
+from typing import Any
 
 import pytest
 from app_host import FULL, Crew, Host, refuse_updates
 from app_states import sandbox_in, status
 
+from cloche_server.app.machines import hostname
+from cloche_server.app.sleep import STATE, USED
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import BootMode, Sandbox
-from kit.fake_engine import Gate, settle
+from cloche_server.host import files
+from kit.fake_engine import Gate, missing_layers, settle
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -124,6 +129,30 @@ async def test_only_another_sandbox_gets_new_names(host: Host) -> None:
     await end(host)
 
 
+async def test_a_start_after_it_has_failed_has_the_disk_that_was_promised(host: Host) -> None:
+    _, snapshot = await with_snapshot(host)
+    large = await host.create(disk_mb=2048)
+    host.world.fault["Guest.connect"] = ClocheError("sandbox.unreachable", "x")
+    with pytest.raises(ClocheError):
+        await host.restores.restore("w", large.id, snapshot)
+    host.world.fault.clear()
+    host.world.calls.clear()
+    assert (await host.power.start("w", large.id)).resources.disk_mb == 2048
+    assert "Machine.grow_disk" in host.world.calls
+    await end(host)
+
+
+async def test_one_that_boots_is_told_its_name(host: Host) -> None:
+    """As at a start: its kernel has forgotten it. What is on the disk is its own."""
+    record = await host.create()
+    made = await host.snapshots.take("w", record.id, memory=False)
+    host.world.renewals.clear()
+    await host.restores.restore("w", record.id, made.id)
+    ((_, request),) = host.world.renewals
+    assert (request.hostname, request.machine_id) == (hostname(record.id), None)
+    await end(host)
+
+
 @pytest.mark.parametrize("error", ERRORS)
 @pytest.mark.parametrize("call", CALLS)
 async def test_a_restore_that_fails_can_be_repeated(host: Host, crew: Crew, call: str, error: Exception) -> None:
@@ -135,7 +164,7 @@ async def test_a_restore_that_fails_can_be_repeated(host: Host, crew: Crew, call
         await host.restores.restore("w", record.id, snapshot)
     host.world.fault.clear()
     if call == "Machine.kill":
-        return  # a process that resists; `kill -9` does not know that
+        return  # the next test has more
     await settle(lambda: not host.world.held)
     assert status(host, record.id) is Status.FAILED
     assert await host.untrue() == []
@@ -143,6 +172,52 @@ async def test_a_restore_that_fails_can_be_repeated(host: Host, crew: Crew, call
     assert status(host, record.id) is Status.RUNNING
     await end(host)
     assert crew.failed == []
+
+
+@pytest.mark.parametrize("verb", ["restore", "start", "delete"])
+@pytest.mark.parametrize("new", [False, True])
+async def test_a_machine_that_resists_is_ended_by_the_next_verb(host: Host, new: bool, verb: str) -> None:
+    """`new`: the one that was to go on."""
+    record, snapshot = await with_snapshot(host, "stopped" if new else "running")
+    host.world.fault["Machine.kill"] = ClocheError("internal", "it did not end")
+    if new:
+        host.world.fault["Guest.renew"] = ClocheError("sandbox.unreachable", "x")
+    with pytest.raises(ClocheError):
+        await host.restores.restore("w", record.id, snapshot)
+    host.world.fault.clear()
+    assert status(host, record.id) is Status.FAILED
+    with pytest.raises(ClocheError) as told:
+        await host.snapshots.take("w", record.id)
+    assert told.value.code == "sandbox.invalid_state", "something may write to its disk"
+    first = host.world.alive[record.id]
+    if verb == "restore":
+        await host.restores.restore("w", record.id, snapshot)
+    elif verb == "start":
+        await host.power.start("w", record.id)
+    else:
+        await host.lifecycle.delete("w", record.id)
+    assert first.ended
+    await end(host)
+
+
+async def test_memory_that_cannot_be_removed_is_not_continued_from(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is what a later server would find."""
+    record, snapshot = await with_snapshot(host, "hibernated")
+
+    def refuse(path: Path) -> None:
+        if path.name in {STATE, USED} and path.exists():
+            raise OSError(24, "too many open files")
+        remove(path)
+
+    remove = files.remove_tree
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "remove_tree", refuse)
+        with pytest.raises(ClocheError):
+            await host.restores.restore("w", record.id, snapshot)
+    assert status(host, record.id) is Status.FAILED
+    assert not (host.root / record.id / STATE).exists()
+    await host.restores.restore("w", record.id, snapshot)
+    await end(host)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -169,6 +244,7 @@ async def test_a_caller_that_goes_away(host: Host, call: str) -> None:
     gate.open.set()
     await asyncio.wait({restoring})
     await settle(lambda: status(host, record.id) is not Status.RESTORING)
+    assert status(host, record.id) is Status.RUNNING
     host.world.gate.clear()
     await host.lifecycle.set_metadata("w", record.id, {"after": "it"})
     await end(host)
@@ -221,6 +297,29 @@ async def test_a_server_that_ends_in_it(host: Host, crew: Crew, state: str, call
     after = (await host.rows())[0]
     assert after.status in {Status.RESTORING, Status.FAILED}
     assert after.layer_id == stored.layer_id != record.layer_id
+
+
+async def test_a_server_that_ends_while_it_is_recorded(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is recorded names a disk that is there."""
+    record, snapshot = await with_snapshot(host)
+    update, reached, go_on = host.store.update, asyncio.Event(), asyncio.Event()
+
+    async def slow(*what: Any) -> None:
+        reached.set()
+        await go_on.wait()
+        await update(*what)
+
+    monkeypatch.setattr(host.store, "update", slow)
+    restoring = asyncio.ensure_future(host.restores.restore("w", record.id, snapshot))
+    await reached.wait()
+    ending = asyncio.ensure_future(host.supervisor.close())
+    await asyncio.sleep(0)
+    go_on.set()
+    await ending
+    restoring.cancel()
+    after = (await host.rows())[0]
+    assert after.status is Status.RESTORING
+    assert missing_layers(host.machines.layers.path(after.layer_id)) == []
 
 
 async def test_sandboxes_that_are_half_way_are_not_taken_back(host: Host) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from app_host import FULL, Crew, Host, refuse_updates
+from app_host import FULL, Crew, Host, refuse_updates, settings
 from app_states import sandbox_in, status
 
 from cloche_server.app.create import CreateRequest
@@ -16,6 +18,7 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import BootMode, ExecDefaults, Sandbox
 from cloche_server.host.pages import Pages
+from cloche_server.storage import snapshots as snapshots_module
 from cloche_server.storage.snapshots import Snapshot, SnapshotCatalog
 from kit.fake_engine import Gate, settle
 
@@ -395,3 +398,67 @@ async def test_all_at_once(host: Host, crew: Crew) -> None:
     assert sum(isinstance(one, Snapshot) for one in done) >= 3
     await end(host)
     assert crew.failed == []
+
+
+async def test_one_that_is_removed_as_soon_as_it_is_there(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its layer is let go of once: the sandbox lies over it."""
+    record = await host.create()
+    publish, loop = host.catalog.publish, asyncio.get_running_loop()
+
+    def published(*parts: Any) -> Snapshot:
+        made = publish(*parts)
+        asyncio.run_coroutine_threadsafe(host.snapshots.remove("w", made.id), loop).result()
+        return made
+
+    monkeypatch.setattr(host.catalog, "publish", published)
+    with contextlib.suppress(ClocheError):
+        await host.snapshots.take("w", record.id)
+    await end(host)
+
+
+async def test_one_whose_last_step_fails_is_not_there(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = await host.create()
+    staging = snapshots_module.files.staging
+
+    @contextlib.contextmanager
+    def failing(parent: Path) -> Iterator[Path]:
+        with staging(parent) as staged:
+            yield staged
+        raise OSError(24, "too many open files")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(snapshots_module.files, "staging", failing)
+        with pytest.raises(ClocheError):
+            await host.snapshots.take("w", record.id)
+    assert host.snapshots.list("w") == []
+    await end(host)
+
+
+async def test_no_disk_is_larger_than_the_host_allows(host: Host) -> None:
+    made = await host.snapshots.take("w", (await host.create()).id)
+    with pytest.raises(ClocheError) as told:
+        await create_from(host, made.id, disk_mb=settings(host.root).max_disk_mb + 1)
+    assert (told.value.code, told.value.details) == ("request.invalid", {"field": "disk_mb"})
+    await end(host)
+
+
+async def test_a_list_while_one_is_published(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That happens on a thread, at any moment."""
+    record = await host.create()
+    made = [await host.snapshots.take("w", record.id) for _ in range(2)]
+    found = host.catalog._all
+
+    class Slow(Snapshot):
+        def __getattribute__(self, name: str) -> Any:
+            if name in {"workspace", "template_id"}:
+                found.setdefault("another", made[1])
+            return super().__getattribute__(name)
+
+    slow = Slow(**{name: getattr(made[0], name) for name in made[0].__dataclass_fields__})
+    for look in (lambda: host.snapshots.list("w"), host.catalog.ids_of_templates):
+        found[made[0].id] = slow
+        found.pop("another", None)
+        assert look()
+    found.pop("another")
+    found[made[0].id] = made[0]
+    await end(host)

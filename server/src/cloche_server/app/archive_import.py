@@ -224,17 +224,22 @@ class Importer:
         if snapshot.cold:
             zero_memory(self._snapshots.root.parent, snapshot.shape.memory_mb)
         (staged / "snapshot").mkdir(mode=0o700, exist_ok=True)  # a disk alone has no members in it
-        made.snapshot = self._snapshots.adopt(staged / "snapshot", snapshot, described)
-        if self._templates.get(snapshot.template_id) is None:  # removed in this moment
-            raise ClocheError("template.corrupt", "the template below was removed meanwhile; nothing was imported")
+        with self._templates.use_lock:
+            made.snapshot = self._snapshots.adopt(staged / "snapshot", snapshot, described)
+            if self._templates.get(snapshot.template_id) is None:  # removed in this moment
+                raise ClocheError("template.corrupt", "the template below was removed meanwhile; nothing was imported")
 
     def _undo(self, made: _Made) -> None:
-        if made.snapshot is not None:
-            self._snapshots.remove(made.snapshot)
-        if made.layers:
+        # Whoever has removed the snapshot meanwhile has let go of its layers as well.
+        mine = made.snapshot is None or self._snapshots.remove(made.snapshot)
+        if made.layers and mine:
             self._machines.layers.release(made.layers[0])
-        if made.template is not None:
-            self._templates.remove(made.template)
+        if made.template is None:
+            return
+        with self._templates.use_lock:
+            # Another import may have found it; it then goes when nobody uses it any more.
+            if made.template.template.id not in self._snapshots.ids_of_templates():
+                self._templates.remove(made.template)
 
     def _snapshot(
         self, workspace: str, manifest: Manifest, template_id: str, layer_id: str, name: str | None

@@ -66,7 +66,7 @@ class Capturer:
         `memory` also of one at rest. The sealed layer is held once for the caller, who has to release it. `event` is
         what is told when the state does not allow it."""
         record, machine = entry.record, entry.machine
-        at_rest = not memory and record.status in {Status.STOPPED, Status.FAILED}
+        at_rest = not memory and machine is None and record.status in {Status.STOPPED, Status.FAILED}
         if not at_rest and (record.status not in {Status.RUNNING, Status.PAUSED} or machine is None):
             raise illegal(record, event)
         if not record.layer_id:
@@ -79,7 +79,7 @@ class Capturer:
             return self._supervisor.amend(entry, layer_id=new)
 
         try:
-            if at_rest or machine is None:
+            if machine is None:
                 await recorded()
                 return Captured(b"", None, 0.0), old
             if not memory:

@@ -186,8 +186,10 @@ class Creator:
     def _sizes(self, request: CreateRequest) -> Resources:
         settings = self._settings
         if request.source is not None:
-            shape = request.source.template.shape
-            return Resources(shape.cpus, shape.memory_mb, request.disk_mb or 0)
+            shape, disk = request.source.template.shape, request.disk_mb or 0
+            if disk > max(settings.max_disk_mb, request.source.disk_mb):
+                raise invalid("disk_mb", f"disk_mb is {disk}, this host allows at most {settings.max_disk_mb}")
+            return Resources(shape.cpus, shape.memory_mb, disk)
         cpus = settings.default_cpus if request.cpus is None else request.cpus
         memory = settings.default_memory_mb if request.memory_mb is None else request.memory_mb
         for field_name, value, most in (

@@ -19,7 +19,7 @@ from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import ExecRequest, RenewRequest
 from cloche_server.host import files
 from cloche_server.host.clock import random_bytes
-from cloche_server.storage.layers import Layers
+from cloche_server.storage.layers import Layers, read_header
 from cloche_server.storage.templates import TemplateMeta
 from cloche_server.telemetry import log
 
@@ -112,9 +112,15 @@ class Machines:
 
     async def boot(self, meta: TemplateMeta, machine_id: str, layer: str, resources: Resources) -> Slot:
         """A process that boots the disk of a sandbox. Directory and layer stay when it raises."""
+        try:
+            disk_mb = (await asyncio.to_thread(read_header, self.layers.path(layer))).size >> 20
+        except (OSError, ValueError) as error:
+            raise ClocheError("sandbox.boot_failed", "the disk of the sandbox is missing or damaged") from error
         async with self._gate:
             machine = await self._boot(machine_id, meta.boot, resources.shape, self.layers.path(layer))
-        return self._slot(machine_id, meta.template, machine, BootMode.COLD, layer)
+        slot = self._slot(machine_id, meta.template, machine, BootMode.COLD, layer)
+        slot.disk_mb = disk_mb
+        return slot
 
     async def _boot(self, machine_id: str, boot: BootFiles, shape: Shape, disk: Path) -> Machine:
         zeros = await asyncio.to_thread(self.layers.zero_memory, shape.memory_mb)

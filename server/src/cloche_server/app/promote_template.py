@@ -68,6 +68,7 @@ class Promoter:
         try:
             await asyncio.to_thread(self._check_names, workspace, name, aliases)
             async with self._one_at_a_time:
+                await asyncio.to_thread(self._check_names, workspace, name, aliases)  # what came before may have them
                 made = await self._make(snapshot, name, aliases, description)
         finally:
             await asyncio.shield(self._machines.release_layer(snapshot.layer_id))

@@ -14,14 +14,14 @@ from cloche_server.app.access import Access
 from cloche_server.app.entry import Entry, illegal, rearmed
 from cloche_server.app.machines import Machines, Slot, Source
 from cloche_server.app.room import Room
-from cloche_server.app.sleep import STATE
+from cloche_server.app.sleep import forget
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
 from cloche_server.core.lifecycle import Event, Status, step
-from cloche_server.core.records import Sandbox
-from cloche_server.host import files
+from cloche_server.core.ports import Machine
+from cloche_server.core.records import BootMode, Sandbox
 from cloche_server.host.clock import Clock, random_bytes
 from cloche_server.storage.snapshots import Snapshot
 from cloche_server.storage.templates import TemplateCatalog
@@ -62,8 +62,14 @@ class Restores:
                 f"no snapshot of the sandbox {sandbox_id} was taken yet; say which `snapshot_id` is meant",
                 details={"field": "snapshot_id"},
             )
-        async with self._snapshots.source(workspace, wanted) as (snapshot, source):
-            return await self._supervisor.perform(entry, lambda: self._restore(entry, snapshot, source))
+        self._snapshots.get(workspace, wanted)
+
+        async def restore() -> Sandbox:
+            # Inside the task: what the machine continues from has to be there after the caller has gone away.
+            async with self._snapshots.source(workspace, wanted) as (snapshot, source):
+                return await self._restore(entry, snapshot, source)
+
+        return await self._supervisor.perform(entry, restore)
 
     async def _restore(self, entry: Entry, snapshot: Snapshot, source: Source) -> Sandbox:
         record = entry.record
@@ -71,7 +77,7 @@ class Restores:
             raise illegal(record, Event.RESTORE)
         _check_size(record, snapshot)
         self._access.check_budget(entry)
-        held = entry.machine is not None
+        held = entry.machine is not None and record.status is not Status.FAILED
         await self._room.take(record.id)
         began = self._clock.monotonic()
         layer = id_from_random(random_bytes(16))
@@ -82,7 +88,8 @@ class Restores:
                 # disk and the memory that belong together.
                 await self._supervisor.move(entry, Event.RESTORE, **_of_snapshot(snapshot, layer))
             except BaseException:
-                await self._machines.release_layer(layer)
+                if entry.record.layer_id != layer:  # a server that ends may have recorded it all the same
+                    await self._machines.release_layer(layer)
                 raise
         except BaseException:
             if not held:
@@ -118,16 +125,26 @@ class Restores:
     async def _end_old(self, entry: Entry, layer: str) -> None:
         """From here on the sandbox is what its snapshot was, or has failed. `layer`: what it has written to so far."""
         machine, guest = entry.machine, entry.guest
-        if guest is not None:
-            await guest.aclose()
-        if machine is not None:
-            # Not ours any more: that it ends is no crash.
-            entry.machine = entry.guest = None
+        try:
+            if guest is not None:
+                await guest.aclose()
+            if machine is not None:
+                # Not ours any more: that it ends is no crash.
+                entry.machine = entry.guest = None
+                await self._kill(entry, machine)
+            # Memory that was saved belongs to the disk that goes now, and must never be continued from again.
+            await asyncio.to_thread(forget, self._machines.root / entry.record.id)
+        finally:
+            await self._machines.release_layer(layer)
+
+    async def _kill(self, entry: Entry, machine: Machine) -> None:
+        """One that resists stays with the sandbox, whose next verb ends it."""
+        try:
             await machine.kill()
-            machine.release()
-        # Memory that was saved belongs to the disk that goes now, and must never be continued from again.
-        await asyncio.to_thread(files.remove_tree, self._machines.root / entry.record.id / STATE)
-        await self._machines.release_layer(layer)
+        except BaseException:
+            entry.machine = machine
+            raise
+        machine.release()
 
     async def _begin_new(self, entry: Entry, snapshot: Snapshot, source: Source) -> Slot:
         record, machines = entry.record, self._machines
@@ -141,22 +158,25 @@ class Restores:
         try:
             await machines.restore(slot)
             await machines.grow_disk(slot, record.resources.disk_mb)
-            await machines.renew(slot, names=not own, thaw=True)
+            # The name of one that boots is not on its disk alone.
+            cold = slot.mode is BootMode.COLD
+            await machines.renew(slot, names=cold or not own, booted=cold and own, thaw=True)
         except BaseException:
-            await asyncio.shield(self._end(slot))
+            await asyncio.shield(self._end(entry, slot))
             raise
         return slot
 
-    async def _end(self, slot: Slot) -> None:
+    async def _end(self, entry: Entry, slot: Slot) -> None:
         await slot.guest.aclose()
-        await slot.machine.kill()
-        slot.machine.release()
+        await self._kill(entry, slot.machine)
 
     async def _failed(self, entry: Entry, error: BaseException) -> None:
         _log.error("restore.failed", sandbox=entry.record.id, error=repr(error))
         self._room.give_back(entry.record.id)
+        resists, entry.machine = entry.machine, None
         if entry.record.status is Status.RESTORING:
             await self._supervisor.fail(entry, "it could not be taken back to a snapshot")
+        entry.machine = resists
 
 
 def _of_snapshot(snapshot: Snapshot, layer: str) -> dict[str, Any]:

@@ -143,7 +143,7 @@ class SleepVerbs:
 
     async def _go_on(self, entry: Entry, paused: bool) -> None:
         """After a save that failed. No machine runs while there is memory that another would continue from."""
-        await asyncio.to_thread(_forget, self._machines.root / entry.record.id)
+        await asyncio.to_thread(forget, self._machines.root / entry.record.id)
         if not paused and entry.machine is not None:
             await entry.machine.resume()
 
@@ -287,7 +287,8 @@ def _status(entry: Entry) -> Status:
     return entry.record.status
 
 
-def _forget(directory: Path) -> None:
+def forget(directory: Path) -> None:
+    """Takes the saved memory its name first, so that none is continued from even when it cannot be removed now."""
     if (directory / STATE).exists():
         _use_up(directory)
     files.remove_tree(directory / USED)

@@ -96,26 +96,27 @@ class Snapshots:
             cold=record.cold or not memory,
             memory=memory,
         )
+        made: list[Snapshot] = []
         try:
-            # The hold on the sealed layer is the snapshot's from now on.
-            await to_the_end(asyncio.to_thread(self._publish, snapshot, captured))
-            taken = self._catalog.get(snapshot.workspace, snapshot.id)
+            await to_the_end(asyncio.to_thread(lambda: made.append(self._publish(snapshot, captured))))
         except BaseException as error:
-            await asyncio.shield(self._machines.release_layer(layer))
+            if not made:
+                # Else the hold on the sealed layer is the snapshot's, and whoever removes that lets go of it.
+                await asyncio.shield(self._machines.release_layer(layer))
             if isinstance(error, OSError):
                 raise not_written(error, "the snapshot") from error
             raise
         finally:
             if captured.pages is not None:
                 captured.pages.close()
-        await self._supervisor.amend(entry, checkpoint_id=taken.id)
-        return taken
+        await self._supervisor.amend(entry, checkpoint_id=snapshot.id)
+        return made[0]
 
-    def _publish(self, snapshot: Snapshot, captured: Captured) -> None:
+    def _publish(self, snapshot: Snapshot, captured: Captured) -> Snapshot:
         layers = self._machines.layers
         chain = layers.chain(snapshot.layer_id)
         digests = {layer: layers.digest(layer) for layer in chain}
-        self._catalog.publish(replace(snapshot, layers=digests), captured, [layers.path(one) for one in chain])
+        return self._catalog.publish(replace(snapshot, layers=digests), captured, [layers.path(one) for one in chain])
 
     def list(self, workspace: str, sandbox_id: str | None = None) -> list[Snapshot]:
         """Newest first."""

@@ -109,6 +109,10 @@ class StopVerbs:
         self._access.check_budget(entry)
         began = self._clock.monotonic()
         meta = self._catalog.existing(record.template_id)
+        if entry.machine is not None:  # it resisted when it was to end
+            await entry.machine.kill()
+            entry.machine.release()
+            entry.machine = None
         await self._room.take(record.id)
         slot: Slot | None = None
         try:
@@ -116,6 +120,8 @@ class StopVerbs:
             slot = await self._machines.boot(meta, record.id, record.layer_id, record.resources)
             await self._machines.restore(slot)
             await self._machines.renew(slot, booted=True)
+            if slot.disk_mb < record.resources.disk_mb:  # of a restore that did not come so far
+                await self._machines.grow_disk(slot, record.resources.disk_mb)
         except BaseException as error:
             await asyncio.shield(self._not_started(entry, slot, error))
             raise

@@ -44,6 +44,17 @@ class TemplateKeeper:
                     "template.in_use", f"{template_id} is used by {who}; delete them first", details={"id": template_id}
                 )
 
+    async def remove(self, meta: TemplateMeta) -> bool:
+        """False when a snapshot came to lie over it meanwhile: then it stays."""
+        return await asyncio.to_thread(self._remove, meta)
+
+    def _remove(self, meta: TemplateMeta) -> bool:
+        with self._templates.use_lock:
+            if meta.template.id in self._snapshots.ids_of_templates():
+                return False
+            self._templates.remove(meta)
+            return True
+
     async def prune(self) -> None:
         """Removes what nobody used, now and at the last call."""
         if self._snapshots.unreadable:
@@ -54,8 +65,8 @@ class TemplateKeeper:
             used.add(self._pools.template.id)
         unused = {meta.template.id: meta for meta in self._superseded() if meta.template.id not in used}
         for template_id in unused.keys() & self._unused:
-            await asyncio.to_thread(self._templates.remove, unused[template_id])
-            _log.info("template.pruned", template_id=template_id)
+            if await self.remove(unused[template_id]):
+                _log.info("template.pruned", template_id=template_id)
         self._unused = unused.keys() | await asyncio.to_thread(self._prune_boot, self._unused)
 
     def _superseded(self) -> list[TemplateMeta]:

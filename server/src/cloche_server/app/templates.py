@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from cloche_server.app.template_keeper import TemplateKeeper
 from cloche_server.core.errors import ClocheError
 from cloche_server.storage.templates import Family, TemplateCatalog
@@ -42,5 +40,6 @@ class Templates:
         doomed = [m for m in self._catalog.visible(workspace) if m.template.name == family.name]
         await self._keeper.check_unused(doomed)
         for meta in doomed:
-            await asyncio.to_thread(self._catalog.remove, meta)
+            if not await self._keeper.remove(meta):
+                await self._keeper.check_unused([meta])
         _log.info("template.removed", name=family.name, versions=len(doomed))

@@ -201,8 +201,8 @@ class _Fields:
             raise self.bad(name)
         return float(value)
 
-    def flag(self, name: str) -> bool:
-        value = self._data.get(name)
+    def flag(self, name: str, default: bool | None = None) -> bool:
+        value = self._data.get(name, default)
         if not isinstance(value, bool):
             raise self.bad(name)
         return value
@@ -253,6 +253,7 @@ def parse_manifest(raw: bytes) -> Manifest:
         raise bad("it was made by another release, or is no archive of a snapshot")
     one = data.inside("snapshot")
     template = _template(data.inside("template"))
+    memory = one.flag("memory", True)  # of archives that were made when all had memory
     layers = [name for name in one.listed("layers", LAYERS_MAX) if isinstance(name, str) and is_sandbox_id(name)]
     if not layers or len(set(layers)) != len(one.listed("layers", LAYERS_MAX)):
         raise one.bad("layers")
@@ -262,14 +263,14 @@ def parse_manifest(raw: bytes) -> Manifest:
         disk_mb=one.number("disk_mb", 1, 1 << 30),
         cold=one.flag("cold"),
         page_count=one.number("page_count", 0, 1 << 40),
-        memory=one.flag("memory"),
+        memory=memory,
         sandbox_id=one.text("sandbox_id", re.compile(r"[a-z0-9]{8,56}")),
         name=one.words("name", 256),
         created_at=one.seconds("created_at"),
         template_asked=one.words("template", 256) or template.name,
         template=template,
         layers=tuple(layers),
-        members=_members(data, len(layers), with_template=bool(template.image), memory=one.flag("memory")),
+        members=_members(data, len(layers), with_template=bool(template.image), memory=memory),
         defaults=_defaults(one.inside("defaults")),
         metadata=shown_metadata(one.mapping("metadata", 64, 128, 4096)),
         sha256=hashlib.sha256(raw).hexdigest(),

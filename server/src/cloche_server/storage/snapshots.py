@@ -76,7 +76,7 @@ class SnapshotCatalog:
 
     def of(self, workspace: str) -> list[Snapshot]:
         """Newest first."""
-        mine = (s for s in self._all.values() if s.workspace == workspace)
+        mine = (s for s in list(self._all.values()) if s.workspace == workspace)  # threads add and remove meanwhile
         return sorted(mine, key=lambda s: (s.created_at, s.id), reverse=True)
 
     def get(self, workspace: str, snapshot_id: str) -> Snapshot:
@@ -94,16 +94,17 @@ class SnapshotCatalog:
     def publish(self, snapshot: Snapshot, captured: Captured, layers: list[Path]) -> Snapshot:
         """Writes it durably; when this returns it is there for good. Raises OSError, `host.disk_full`."""
         needs = self._needs(snapshot, snapshot.fingerprint)
-        with files.staging(self.root) as staged:
-            work = staged / "snapshot"
-            work.mkdir(mode=0o700)
-            saved.write(work, captured, needs, layers, _to_meta(snapshot))
-            try:
-                files.publish(work, self.root / snapshot.id)
-                done = _from_meta(saved.read_meta(self.root / snapshot.id), _size(self.root / snapshot.id))
-            except BaseException:
-                files.remove_tree(self.root / snapshot.id)
-                raise
+        target = self.root / snapshot.id
+        try:
+            with files.staging(self.root) as staged:
+                work = staged / "snapshot"
+                work.mkdir(mode=0o700)
+                saved.write(work, captured, needs, layers, _to_meta(snapshot))
+                files.publish(work, target)
+            done = _from_meta(saved.read_meta(target), _size(target))
+        except BaseException:
+            files.remove_tree(target)
+            raise
         self._all[snapshot.id] = done
         return done
 
@@ -122,7 +123,7 @@ class SnapshotCatalog:
 
     def ids_of_templates(self) -> set[str]:
         """The templates that snapshots of any workspace lie over."""
-        return {snapshot.template_id for snapshot in self._all.values()}
+        return {snapshot.template_id for snapshot in list(self._all.values())}
 
     def load(self, snapshot: Snapshot, fingerprint: str) -> SavedState:
         """What a machine with memory continues from; its pages are the caller's to close. Digests are compared once

@@ -81,6 +81,8 @@ class TemplateCatalog:
         self._checked: dict[str, tuple[tuple[int, int, int], ...]] = {}
         #: Held while boot files are shared by a template that is being published, or are removed as nobody's.
         self.boot_lock = threading.Lock()
+        #: Held while a snapshot is laid over a template that it has found, or one is removed as nobody's.
+        self.use_lock = threading.Lock()
 
     def all(self) -> list[TemplateMeta]:
         """Every complete baked template, oldest first."""
