@@ -145,3 +145,9 @@ def test_nothing_is_left_for_later(word: str) -> None:
 def test_every_script_is_executable() -> None:
     for name in ("quickstart", "test", ".ci/run", "scripts/docs", "scripts/lock"):
         assert (ROOT / name).stat().st_mode & 0o111, f"{name} is not executable"
+
+
+def test_no_two_test_files_have_one_name() -> None:
+    """Without packages around them pytest takes them for one module, and refuses both."""
+    names = [source.path.name for source in parsed(TESTS) if source.path.name != "conftest.py"]
+    assert sorted(set(names)) == sorted(names), [name for name in names if names.count(name) > 1]
