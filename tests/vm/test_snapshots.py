@@ -44,7 +44,8 @@ def test_list_get_and_delete(family: Api) -> None:
     first = family.call("POST", f"{box.path}/snapshots")
     second = family.call("POST", f"{box.path}/snapshots", json={"name": "a name"})
     third = family.call("POST", f"{other.path}/snapshots", json={})
-    assert set(second) == FIELDS
+    assert set(second) == FIELDS | {"parent_snapshot_id"}
+    assert second["parent_snapshot_id"] == first["id"]
     assert set(first) == FIELDS - {"name"}
     for one in (first, second):
         assert one["sandbox_id"] == box.id
