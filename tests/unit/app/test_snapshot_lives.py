@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 from app_host import Crew, Host, settings
+from snapshot_kit import create_from, end
 
-from cloche_server.app.create import CreateRequest
 from cloche_server.app.fork import ForkRequest
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import Sandbox
@@ -20,42 +20,6 @@ from cloche_server.storage.snapshots import Snapshot
 from kit.fake_engine import Gate
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-ERRORS = [ClocheError("sandbox.unreachable", "x"), OSError(5, "input/output error"), RuntimeError("unforeseen")]
-OF_SANDBOX = [
-    "Guest.freeze",
-    "Machine.capture",
-    "Machine.capture.stopped",
-    "Machine.capture.sealed",
-    "Machine.capture.cont",
-]
-OF_CREATE = [
-    "Engine.launch",
-    "Engine.launch.connect",
-    "Machine.restore",
-    "Machine.restore.cont",
-    "Guest.connect",
-    "Machine.grow_disk",
-    "Guest.renew",
-]
-
-
-async def create_from(host: Host, snapshot_id: str, **options: Any) -> Sandbox:
-    async with host.snapshots.source("w", snapshot_id) as (snapshot, source):
-        return await host.creator.create(
-            CreateRequest("w", template=snapshot.template, source=source, snapshot_id=snapshot.id, **options)
-        )
-
-
-async def end(host: Host) -> None:
-    assert await host.untrue() == []
-    for snapshot in host.snapshots.list("w"):
-        await host.snapshots.remove("w", snapshot.id)
-        assert await host.untrue() == []
-    for record in host.access.list("w"):
-        await host.lifecycle.delete("w", record.id)
-        assert await host.untrue() == []
-    assert await host.left() == []
 
 
 @pytest.mark.parametrize("first", ["snapshot", "sandbox", "child"])

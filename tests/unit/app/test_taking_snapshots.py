@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from app_host import FULL, Crew, Host, refuse_updates
 from app_states import sandbox_in, status
+from snapshot_kit import create_from, end
 
-from cloche_server.app.create import CreateRequest
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
-from cloche_server.core.records import BootMode, ExecDefaults, Sandbox
+from cloche_server.core.records import BootMode, ExecDefaults
 from cloche_server.host.pages import Pages
 from cloche_server.storage.snapshots import SnapshotCatalog
 from kit.fake_engine import settle
@@ -36,24 +36,6 @@ OF_CREATE = [
     "Machine.grow_disk",
     "Guest.renew",
 ]
-
-
-async def create_from(host: Host, snapshot_id: str, **options: Any) -> Sandbox:
-    async with host.snapshots.source("w", snapshot_id) as (snapshot, source):
-        return await host.creator.create(
-            CreateRequest("w", template=snapshot.template, source=source, snapshot_id=snapshot.id, **options)
-        )
-
-
-async def end(host: Host) -> None:
-    assert await host.untrue() == []
-    for snapshot in host.snapshots.list("w"):
-        await host.snapshots.remove("w", snapshot.id)
-        assert await host.untrue() == []
-    for record in host.access.list("w"):
-        await host.lifecycle.delete("w", record.id)
-        assert await host.untrue() == []
-    assert await host.left() == []
 
 
 async def test_what_a_snapshot_keeps(host: Host) -> None:
