@@ -63,7 +63,6 @@ def remove(api: Api, snapshot: str) -> None:
     api.call("DELETE", f"/v1/snapshots/{snapshot}")
 
 
-@pytest.mark.parametrize("template", ["true", "false"])
 def test_a_disk_alone(family: Api, tmp_path: Path) -> None:
     box = family.create()
     box.sh("echo kept > /root/f; echo gone > /dev/shm/m")
@@ -77,6 +76,7 @@ def test_a_disk_alone(family: Api, tmp_path: Path) -> None:
     assert again.sh("cat /root/f; cat /dev/shm/m 2>/dev/null || echo no memory") == "kept\nno memory\n"
 
 
+@pytest.mark.parametrize("template", ["true", "false"])
 def test_out_and_in_again(family: Api, server: Server, tmp_path: Path, template: str) -> None:
     snapshot, ticking = prepared(family)
     before = family.call("GET", f"/v1/snapshots/{snapshot}")
