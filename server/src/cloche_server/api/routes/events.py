@@ -42,8 +42,8 @@ Since = Annotated[
 LastEventId = Annotated[
     str | None,
     Header(
-        description="As `since`, and before it: browsers send it when they connect again.",
-        json_schema_extra={"pattern": _NUMBER},
+        description="As `since`, and before it: browsers send it when they connect again. An empty one is none.",
+        json_schema_extra={"pattern": f"^$|{_NUMBER}"},
     ),
 ]
 Follow = Annotated[FlagQuery, Query(description="Go on as server-sent events. So does `Accept: text/event-stream`.")]
