@@ -9,12 +9,15 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+import zstandard
 from app_host import settings
 
 from cloche_server.app.archive_import import Importer
 from cloche_server.app.export import Exporter
 from cloche_server.app.machines import Machines
 from cloche_server.app.promote_template import Promoter
+from cloche_server.core.errors import ClocheError
 from cloche_server.core.ports import Captured
 from cloche_server.core.records import ExecDefaults, Shape
 from cloche_server.host.pages import PAGE, Pages
@@ -189,3 +192,19 @@ class Site:
 async def pieces(raw: bytes, size: int = 1000) -> AsyncIterator[bytes]:
     for at in range(0, len(raw), size):
         yield raw[at : at + size]
+
+
+async def refused(site: Site, raw: bytes, workspace: str = "w") -> ClocheError:
+    before = site.files()
+    with pytest.raises(ClocheError) as told:
+        await site.importer.take_in(workspace, pieces(raw))
+    assert site.files() == before, "something is left"
+    return told.value
+
+
+def unpacked(raw: bytes) -> bytes:
+    return zstandard.ZstdDecompressor().decompressobj().decompress(raw)
+
+
+def packed(tar: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(tar)

@@ -5,39 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
-from archive_site import Site, pieces
-
-from cloche_server.core.errors import ClocheError
+from archive_site import Site, packed, pieces, refused, unpacked
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-
-
-async def refused(site: Site, raw: bytes, workspace: str = "w") -> ClocheError:
-    before = site.files()
-    with pytest.raises(ClocheError) as told:
-        await site.importer.take_in(workspace, pieces(raw))
-    assert site.files() == before, "something is left"
-    return told.value
-
-
-def unpacked(raw: bytes) -> bytes:
-    return zstandard.ZstdDecompressor().decompressobj().decompress(raw)
-
-
-def packed(tar: bytes) -> bytes:
-    return zstandard.ZstdCompressor().compress(tar)
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-# ---------------------------------------------------------------- there and back
 
 
 def forged(raw: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zstandard
-from archive_site import MIB, Site, disk_bytes, pieces
+from archive_site import MIB, Site, disk_bytes, packed, pieces, refused, unpacked
 
 from cloche_server.app import archive_import as import_module
 from cloche_server.app import export as export_module
@@ -21,22 +20,6 @@ from cloche_server.storage.snapshots import Snapshot, SnapshotCatalog
 from kit.fake_engine import World
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-
-
-async def refused(site: Site, raw: bytes, workspace: str = "w") -> ClocheError:
-    before = site.files()
-    with pytest.raises(ClocheError) as told:
-        await site.importer.take_in(workspace, pieces(raw))
-    assert site.files() == before, "something is left"
-    return told.value
-
-
-def unpacked(raw: bytes) -> bytes:
-    return zstandard.ZstdDecompressor().decompressobj().decompress(raw)
-
-
-def packed(tar: bytes) -> bytes:
-    return zstandard.ZstdCompressor().compress(tar)
 
 
 def open_files() -> int:

@@ -173,8 +173,7 @@ class Reconciler:
 
     async def _mark_failed(self, record: Sandbox, same_boot: bool, why: str | None = None) -> None:
         reason = TerminationReason.VMM_DIED if same_boot else TerminationReason.HOST_RESTART
-        detail = "the VMM process ended while no server ran" if same_boot else "the host was restarted"
-        detail = why or detail
+        detail = why or ("the VMM process ended while no server ran" if same_boot else "the host was restarted")
         now = self._clock.now()
         termination = Termination(reason, now, detail=detail)
         failed = self._moved(record, Status.FAILED, termination=termination, ended_at=now, process=None)
