@@ -1,0 +1,1 @@
+"""HTTP from outside to a port of a sandbox."""

@@ -1,0 +1,1 @@
+"""The slots of sandboxes on the host, and the link to netd."""
