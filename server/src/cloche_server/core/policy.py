@@ -102,9 +102,10 @@ class Policy:
             return True
         return any(line.allows for line in self._index.candidates((name,), place))
 
-    def asks_exactly(self, name: str) -> bool:
-        """Whether a rule allows exactly this name, so that records other than addresses may be asked for."""
-        return any(line.allows and line.rule.domain == name for line in self._index.of_names((name,)))
+    def permits_records(self, name: str) -> bool:
+        """Whether records other than addresses may be asked for: everywhere in mode open, else where a rule allows
+        exactly this name."""
+        return self._open or any(line.allows and line.rule.domain == name for line in self._index.of_names((name,)))
 
     # ------------------------------------------------------------------ addresses
 
@@ -248,7 +249,7 @@ class Policy:
     # ------------------------------------------------------------------ requests
 
     def decide_request(
-        self, address: Address, port: int, host: str, method: str, path: str, *, tls_name: str | None = None
+        self, address: Address | None, port: int, host: str, method: str, path: str, *, tls_name: str | None = None
     ) -> Decision:
         """On one HTTP request. `host`: as it stands in the request, a port included; `tls_name`: the name of the TLS
         connection that it came in, which it may not leave."""

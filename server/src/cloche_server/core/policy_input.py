@@ -1,7 +1,7 @@
 """A policy as a client writes it (JSON) becomes a `NetworkPolicy`, or a `ClocheError` that says what is wrong. Pure.
 
 The shape is that of `core/network.py`; ports are numbers or texts like `"8000-8010"`, `protocol` is `tcp`, `udp` or
-`any`, and a rule without `id` is `rule-N`, counted from 1. Unknown fields are ignored, as everywhere.
+`any`, and a rule without `id` is `rule-N`, counted from 1. Unknown fields are ignored, but not in a rule.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ _WORDS: Final = frozenset(
         "upstream",
     }
 )
+_FIELDS: Final = ("id", "action", "domain", "cidr", "ports", "protocol", "methods", "paths")
 _MAX_PORTS: Final = 64
 _MAX_LIST: Final = 64
 _MAX_PATH: Final = 1024
@@ -50,7 +51,7 @@ _MAX_NUMBER: Final = 10**9
 
 
 def parse_policy(body: Mapping[str, Any], field: str = "network") -> NetworkPolicy:
-    """`field`: what the body is called in errors. Raises ClocheError `request.invalid` with the field in its details."""
+    """`field`: what the body is called in errors. Raises ClocheError `request.invalid` with the field in details."""
     if not isinstance(body, Mapping):
         _refuse(field, f"{field} must be an object")
     rules = _list(body.get("rules"), f"{field}.rules", MAX_RULES)
@@ -72,6 +73,10 @@ def parse_policy(body: Mapping[str, Any], field: str = "network") -> NetworkPoli
 def _rule(body: object, number: int, field: str) -> Rule:
     if not isinstance(body, Mapping):
         _refuse(field, "a rule must be an object")
+    unknown = [key for key in body if key not in _FIELDS]
+    if unknown:
+        # A condition that is misspelt and ignored would make a rule match everything.
+        _refuse(field, "a rule has a field that is not known; it has " + ", ".join(f"`{name}`" for name in _FIELDS))
     identifier = body.get("id")
     if identifier is None:
         identifier = f"rule-{number}"
