@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -59,10 +60,17 @@ def test_a_clone_cannot_write_what_others_share() -> None:
         assert "share=off,readonly=on" in memory
 
 
-def test_there_is_no_network_device_and_no_way_to_start_programs() -> None:
+def test_a_card_leads_to_the_tap_that_was_handed_over_or_nowhere() -> None:
+    wanted = PLANS["clone-tcg"]
+    assert "hubport,id=n0,hubid=0" in build_argv(wanted)
+    words = build_argv(replace(wanted, nic_fd=7))
+    assert "tap,id=n0,fd=7" in words
+    assert sum(word == "-netdev" for word in words) == 1
+
+
+def test_there_is_no_way_to_start_programs() -> None:
     for wanted in PLANS.values():
         words = build_argv(wanted)
-        assert not any("net" in word.split(",")[0] for word in words if not word.startswith("/"))
         assert any("spawn=deny" in word for word in words)
         assert "-nodefaults" in words
 

@@ -6,6 +6,8 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
+from cloche_server.core.network import GUEST_MAC
+
 #: Name of the virtio-serial port of the agent, host and guest side.
 AGENT_PORT = "cloche.agent.0"
 #: Named, so that a snapshot meets the same CPU again. Under emulation features have a price: with erms and fsrm the
@@ -53,6 +55,8 @@ class VmPlan:
     qmp_fd: int
     agent_fd: int
     boot: ColdBoot | None = None
+    #: An open tap device that QEMU inherits; None: a network card whose cable leads nowhere.
+    nic_fd: int | None = None
     #: Writes its memory to the file `memory`, which a bake keeps; all others only read it.
     keeps_memory: bool = False
 
@@ -85,6 +89,8 @@ def build_argv(plan: VmPlan) -> list[str]:
         *("-chardev", f"socket,id=agent,fd={plan.agent_fd},server=on,wait=off"),
         *("-device", f"virtserialport,chardev=agent,name={AGENT_PORT}"),
         *("-device", "virtio-rng-device"),
+        *("-netdev", "hubport,id=n0,hubid=0" if plan.nic_fd is None else f"tap,id=n0,fd={plan.nic_fd}"),
+        *("-device", f"virtio-net-device,netdev=n0,mac={GUEST_MAC}"),
     ]
     if plan.boot is None:
         argv += ["-incoming", "defer"]

@@ -31,6 +31,8 @@ class QemuConfig:
     facts: QemuFacts
     accel: str
     tcg_buffer_mb: int
+    #: Whether machines get tap devices: what is saved of one with and of one without do not fit each other.
+    taps: bool = True
 
 
 class QemuEngine:
@@ -47,10 +49,18 @@ class QemuEngine:
     def fingerprint(self) -> str:
         config = self._config
         cpu = CPU_MODEL[config.accel] if config.accel == "tcg" else f"host:{host_machine.cpu_model()}"
-        return f"qemu {config.facts.version_text} {config.accel} {cpu} {machine_digest(config.accel)}"
+        card = "tap" if config.taps else "none"
+        return f"qemu {config.facts.version_text} {config.accel} {cpu} {machine_digest(config.accel)} net={card}"
 
     async def launch(
-        self, machine_id: str, directory: Path, template: BakedTemplate, disk: Path, state: SavedState | None = None
+        self,
+        machine_id: str,
+        directory: Path,
+        template: BakedTemplate,
+        disk: Path,
+        state: SavedState | None = None,
+        *,
+        nic: int | None = None,
     ) -> QemuMachine:
         memory = template.directory / "mem"
         if state is not None and state.memory is not None:
@@ -58,22 +68,38 @@ class QemuEngine:
 
         def start() -> ProcessRef:
             directory.mkdir(mode=0o700, exist_ok=True)
-            return self._spawn(directory, machine_id, template.shape, memory=memory, disk=disk, boot=None)
+            return self._spawn(directory, machine_id, template.shape, memory=memory, disk=disk, nic=nic)
 
         if state is None:
             return await self._started(machine_id, directory, start, memory, template.directory / "dev")
         return await self._started(machine_id, directory, start, memory, state.device_state, state.pages)
 
     async def start_cold(
-        self, machine_id: str, directory: Path, files_: BootFiles, shape: Shape, memory: Path, disk: Path
+        self,
+        machine_id: str,
+        directory: Path,
+        files_: BootFiles,
+        shape: Shape,
+        memory: Path,
+        disk: Path,
+        *,
+        nic: int | None = None,
     ) -> QemuMachine:
         """Boots `disk` from a kernel, for a bake: it writes to the file `memory`."""
-        return await self._cold(machine_id, directory, files_, shape, memory, disk, keeps_memory=True)
+        return await self._cold(machine_id, directory, files_, shape, memory, disk, nic, keeps_memory=True)
 
     async def boot(
-        self, machine_id: str, directory: Path, files: BootFiles, shape: Shape, memory: Path, disk: Path
+        self,
+        machine_id: str,
+        directory: Path,
+        files: BootFiles,
+        shape: Shape,
+        memory: Path,
+        disk: Path,
+        *,
+        nic: int | None = None,
     ) -> QemuMachine:
-        return await self._cold(machine_id, directory, files, shape, memory, disk, keeps_memory=False)
+        return await self._cold(machine_id, directory, files, shape, memory, disk, nic, keeps_memory=False)
 
     async def _cold(
         self,
@@ -83,6 +109,7 @@ class QemuEngine:
         shape: Shape,
         memory: Path,
         disk: Path,
+        nic: int | None,
         *,
         keeps_memory: bool,
     ) -> QemuMachine:
@@ -91,7 +118,7 @@ class QemuEngine:
         def start() -> ProcessRef:
             directory.mkdir(mode=0o700, exist_ok=True)
             return self._spawn(
-                directory, machine_id, shape, memory=memory, disk=disk, boot=boot, keeps_memory=keeps_memory
+                directory, machine_id, shape, memory=memory, disk=disk, nic=nic, boot=boot, keeps_memory=keeps_memory
             )
 
         return await self._started(machine_id, directory, start, memory, None)
@@ -151,7 +178,8 @@ class QemuEngine:
         *,
         memory: Path,
         disk: Path,
-        boot: ColdBoot | None,
+        nic: int | None,
+        boot: ColdBoot | None = None,
         keeps_memory: bool = False,
     ) -> ProcessRef:
         with _listener(directory / "qmp.sock") as qmp, _listener(directory / "agent.sock") as agent:
@@ -167,13 +195,14 @@ class QemuEngine:
                 qmp_fd=qmp.fileno(),
                 agent_fd=agent.fileno(),
                 boot=boot,
+                nic_fd=nic,
                 keeps_memory=keeps_memory,
             )
             pid = process.spawn_detached(
                 build_argv(plan),
                 cwd=directory,
                 stdout_path=directory / "qemu.log",
-                pass_fds=(qmp.fileno(), agent.fileno()),
+                pass_fds=(qmp.fileno(), agent.fileno(), *(() if nic is None else (nic,))),
             )
         try:
             # A process that has ended already has no start time; the pair is then recognised as dead.
@@ -224,10 +253,12 @@ class QemuEngine:
         work: Path,
         prepare: Callable[[Path], Awaitable[None]],
         progress: Callable[[str], None],
+        *,
+        nic: int | None = None,
     ) -> None:
         from cloche_server.engine.qemu.bake import bake  # the driver and its baker need each other
 
-        await bake(self, template_id, files, shape, directory, work, prepare, progress)
+        await bake(self, template_id, files, shape, directory, work, prepare, progress, nic)
 
 
 def _memory_file(pid: int) -> Path:
