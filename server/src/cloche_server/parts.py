@@ -27,6 +27,7 @@ from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
 from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
+from cloche_server.app.network import NetworkVerbs
 from cloche_server.app.pools import Pools
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.reconcile import Reconciler, Report
@@ -152,6 +153,7 @@ class Parts:
             webhooks=_webhooks(settings, WebhookStore(database), supervisor.journal, self._group),
             meters=self.meters,
             budgets=self.spending,
+            network=NetworkVerbs(access, supervisor, machines.network),
         )
 
     def _told(self, entry: Entry, kind: str, payload: Mapping[str, object]) -> None:

@@ -16,6 +16,7 @@ from pydantic import (
 
 from cloche_server.api.wire_base import Seconds as Seconds
 from cloche_server.api.wire_base import Wire as Wire
+from cloche_server.api.wire_network import NetworkBody
 from cloche_server.api.wire_usage import BudgetBody
 from cloche_server.core.command import OUTPUT_LIMIT, STDIN_LIMIT
 from cloche_server.core.expiry import MAX_TTL_SECONDS
@@ -84,6 +85,7 @@ class CreateBody(Wire):
     )
     user: User | None = Field(None, description="User of commands: name, number, `name:group` or `uid:gid`.")
     volumes: list[Any] | None = Field(None, description="Not available in this release: a non-empty list answers 501.")
+    network: NetworkBody | None = Field(None, description="What it may reach; default: what the operator has set.")
     minimum_boundary: Literal["any", "microvm", "microvm-kvm"] = Field(
         "any", description="Refuse to create with a weaker isolation than this."
     )

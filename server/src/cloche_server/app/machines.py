@@ -139,20 +139,16 @@ class Machines:
     @contextlib.asynccontextmanager
     async def _card(self, machine_id: str) -> AsyncIterator[int | None]:
         """A slot for a machine, whose card it inherits while this lasts. When the start fails there is no slot."""
-        cards: list[Card | None] = []
-
-        async def open_() -> None:
-            cards.append(await self.network.open(machine_id))
-
+        card: Card | None = None
         try:
-            await to_the_end(open_())
-            yield cards[0].fd if cards[0] is not None else None
+            card = await self.network.open(machine_id)
+            yield card.fd if card is not None else None
         except BaseException:
             await to_the_end(self.unplug(machine_id))
             raise
         finally:
-            if cards and cards[0] is not None:
-                cards[0].close()
+            if card is not None:
+                card.close()
 
     async def plug_in(self, record: Sandbox) -> None:
         """Before its user's code runs: what its policy allows is carried from now on. Raises `network.unavailable`."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cloche_server.core.network import NetworkPolicy, SecretGrant
 from cloche_server.core.records import Isolation, ProcessRef, Shape
@@ -173,6 +173,9 @@ class Network(Protocol):
 
     async def close(self, machine_id: str) -> None:
         """Ends its connections and removes its slot. Idempotent."""
+
+    async def inquire(self, op: str, machine_id: str, **fields: Any) -> Mapping[str, Any]:
+        """`log`, `explain`, `learned` or `stats` of `docs/network.md`. Raises `network.unavailable`."""
 
     async def adopt(
         self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]

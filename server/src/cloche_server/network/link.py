@@ -94,6 +94,8 @@ class Netd:
         try:
             answer: dict[str, Any] = await client.call(op, fds=fds, timeout=wait, **fields) or {}
         except LinkRefused as error:
+            if error.code == "not-attached":
+                raise _unavailable("the network of the sandbox is being connected again") from error
             raise ClocheError(error.code if error.code in CATALOGUE else "internal", error.message) from error
         except (LinkLost, FrameError, TimeoutError) as error:
             raise _unavailable("the process that carries the network has ended or does not answer") from error

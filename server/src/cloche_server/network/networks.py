@@ -82,6 +82,9 @@ class NoNetwork:
     ) -> None:
         return None
 
+    async def inquire(self, op: str, machine_id: str, **fields: Any) -> dict[str, Any]:
+        raise ClocheError("network.off", "this server gives its sandboxes no network")
+
     async def take_stock(self, living: Collection[str]) -> int:
         return await self._slots.take_stock(living)
 
@@ -134,10 +137,15 @@ class Networks:
         before = self._admitted.get(machine_id)
         if before is None or self._carrier is None:
             return 0
-        changed = Admitted(before.workspace, policy, tuple(grants))
+        # Before netd is told: one that is started in the meantime must begin with the new policy.
+        self._admitted[machine_id] = changed = Admitted(before.workspace, policy, tuple(grants))
         answer = await self._carrier.ask("policy", changed.fields(machine_id))
-        self._admitted[machine_id] = changed
         return int(answer.get("cut", 0))
+
+    async def inquire(self, op: str, machine_id: str, **fields: Any) -> dict[str, Any]:
+        if self._carrier is None:
+            raise ClocheError("network.off", "nothing is carried here")
+        return await self._carrier.ask(op, {"sandbox": machine_id, **fields})
 
     async def close(self, machine_id: str) -> None:
         await self._detach(machine_id)
