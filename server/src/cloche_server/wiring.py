@@ -77,6 +77,12 @@ class HostNetwork:
         await self._netd.close(stop=not used)
 
 
+async def end_network(settings: Settings) -> None:
+    """When no machine is left and no server runs: removes every slot, and ends netd."""
+    await Slots(settings.data / "net", 0).take_stock(())
+    await Netd(settings.data, settings.uid_base, {}).end()
+
+
 def prepare_data(data: Path) -> None:
     """The data directory and its parts. Only root may look in: it holds everybody's files.
 

@@ -13,7 +13,7 @@ from cloche_server.host.clock import SystemClock
 from cloche_server.host.instance import find_server
 from cloche_server.settings import Settings
 from cloche_server.store.sandboxes import SandboxStore
-from cloche_server.wiring import build_engine, open_database, prepare_data
+from cloche_server.wiring import build_engine, end_network, open_database, prepare_data
 
 
 @click.command()
@@ -54,6 +54,7 @@ async def _end_sandboxes(settings: Settings) -> int:
     for ref in found.values():
         process.kill(ref.pid, ref.start_time)
         await process.wait_exit(ref.pid, ref.start_time, 10)
+    await end_network(settings)
     async with open_database(settings.data) as database:
         await SandboxStore(database).delete_all(SystemClock().now())
     return len(found)

@@ -6,6 +6,7 @@ netd outlives the server, so that the connections of guests do: a server that st
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
@@ -69,6 +70,16 @@ class Netd:
             _log.warning("netd.not_joined", error=repr(error))
         client.close()
         return False
+
+    async def end(self) -> None:
+        """Ends a netd that runs without a server. Fine when there is none."""
+        try:
+            client = await FdClient.connect(self._socket)
+        except OSError:
+            return
+        with contextlib.suppress(*_FAILURES):
+            await client.call("stop", timeout=ASK_TIMEOUT)
+        client.close()
 
     async def _launch(self) -> None:
         argv = [sys.executable, "-m", "cloche_server.netd", "--socket", str(self._socket), "--uid", str(self._uid)]
