@@ -212,7 +212,7 @@ class Answer:
     whole: bool = True
 
     def __getitem__(self, name: str) -> str:
-        return dict((k.lower().decode(), v.decode("latin-1")) for k, v in self.headers)[name]
+        return {k.lower().decode(): v.decode("latin-1") for k, v in self.headers}[name]
 
 
 async def read_answer(reader: asyncio.StreamReader, method: bytes = b"GET") -> Answer:
@@ -263,7 +263,7 @@ class Seen:
     trailers: list[tuple[bytes, bytes]]
 
     def __getitem__(self, name: str) -> str:
-        return dict((k.lower().decode(), v.decode("latin-1")) for k, v in self.headers)[name]
+        return {k.lower().decode(): v.decode("latin-1") for k, v in self.headers}[name]
 
 
 class Recorder:
