@@ -41,6 +41,7 @@ from cloche_server.app.promote_template import Promoter
 from cloche_server.app.reconcile import Reconciler, Report
 from cloche_server.app.restore import Restores
 from cloche_server.app.room import Room
+from cloche_server.app.secrets import Secrets
 from cloche_server.app.services import Services
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
@@ -65,6 +66,7 @@ from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.store.db import Database
 from cloche_server.store.meters import MeterStore
 from cloche_server.store.sandboxes import SandboxStore
+from cloche_server.store.secrets import SecretStore
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
 from cloche_server.store.webhooks import WebhookStore
 from cloche_server.telemetry import log
@@ -111,6 +113,7 @@ class Main:
             self.services = parts.services
             report = await parts.take_over(same_boot=instance.same_boot)
             _log.info("server.reconciled", **{k: getattr(report, k) for k in report.__slots__})
+            await parts.services.secrets.start()
             await parts.services.webhooks.start()
             background = [
                 group.create_task(parts.pools.run(), name="pools"),
@@ -220,6 +223,7 @@ class _Parts:
             tokens=Tokens(TokenStore(database), clock),
             events=Events(access, self.supervisor),
             webhooks=_webhooks(settings, WebhookStore(database), journal, group),
+            secrets=Secrets(SecretStore(database), settings.data, settings.secret_key_file, clock),
             meters=self.meters,
             budgets=budgets,
         )

@@ -24,6 +24,7 @@ from cloche_server.api.routes import (
     later,
     lineage,
     sandboxes,
+    secrets,
     service,
     snapshots,
     templates,
@@ -81,6 +82,7 @@ def bare_app() -> FastAPI:
         snapshots.router,
         events.router,
         webhooks.router,
+        secrets.router,
         later.router,
         templates.router,
     ):

@@ -20,6 +20,7 @@ from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.restore import Restores
+from cloche_server.app.secrets import Secrets
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.stop import StopVerbs
@@ -57,6 +58,7 @@ class Services:
     tokens: Tokens
     events: Events
     webhooks: Webhooks
+    secrets: Secrets
     meters: Meters
     budgets: BudgetVerbs
     ready: asyncio.Event = field(default_factory=asyncio.Event)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -51,6 +52,18 @@ TRUST_ENV: Final[Mapping[str, str]] = {
     "NODE_EXTRA_CA_CERTS": CA_FILE,
     "DENO_CERT": CA_FILE,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class SecretInfo:
+    """What may be known of a secret. `version` grows with each new value; times are Unix seconds."""
+
+    workspace: str
+    name: str
+    description: str | None
+    version: int
+    created_at: float
+    updated_at: float
 
 
 def _invalid(field: str, sentence: str) -> ClocheError:
