@@ -1,12 +1,18 @@
-"""A stage for each test."""
+"""A stage for each test, on the loop that netd has."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest_asyncio
+import uvloop
 from http_kit import Stage, stage
+
+
+def pytest_asyncio_loop_factories() -> Mapping[str, Any]:
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest_asyncio.fixture

@@ -31,6 +31,14 @@ def public_authority() -> KeyPair:
     return make_authority("the public", time.time())
 
 
+@dataclass(frozen=True)
+class Own:
+    """As the engine gets it."""
+
+    certificate: str = field(default_factory=lambda: own_authority().certificate_pem.decode())
+    key: str = field(default_factory=lambda: own_authority().key_pem.decode(), repr=False)
+
+
 @functools.cache
 def own_authority() -> KeyPair:
     """The workspace's."""
@@ -107,7 +115,7 @@ class Stage:
         self.own = folder / "own.pem"
         self.public.write_bytes(public_authority().certificate_pem)
         self.own.write_bytes(own_authority().certificate_pem)
-        self.engine = Engine(lambda workspace: own_authority(), now=time.time, extra_ca=self.public)
+        self.engine = Engine(lambda workspace: Own(), now=time.time, extra_ca=self.public)
         self._servers: list[asyncio.Server] = []
         self._doors: list[tuple[socket.socket, asyncio.Task[None]]] = []
         self._serving: set[asyncio.Task[None]] = set()
@@ -172,7 +180,7 @@ class Stage:
         reader, writer = await self.connect(port, tls=tls, name=name, direct=direct)
         try:
             writer.write(request)
-            return await read_answer(reader, request.partition(b" ")[0])
+            return await read_answer(reader, b"HEAD" if request.startswith(b"HEAD") else b"GET")
         finally:
             writer.close()
             with contextlib.suppress(OSError):

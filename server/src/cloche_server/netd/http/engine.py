@@ -9,7 +9,7 @@ import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import h11
 
@@ -29,13 +29,22 @@ DIAL_SECONDS: Final = 60.0
 MAX_KEPT: Final = 32 * 1024 * 1024
 
 
+class Authority(Protocol):
+    """The certificate authority of a workspace, PEM."""
+
+    @property
+    def certificate(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+
+
 class Engine:
-    """The HTTP of all guests (`flow.HttpEngine`). `authority`: the certificate and key of a workspace's authority,
-    None as long as it is not known. `extra_ca`: a PEM file of authorities that are trusted besides those of the host.
+    """The HTTP of all guests (`flow.HttpEngine`). `authority` gives that of a workspace, None as long as it is not
+    known. `extra_ca`: a PEM file of authorities that are trusted besides those of the host.
     `now`: Unix seconds. Raises OSError when the file cannot be read."""
 
     def __init__(
-        self, authority: Callable[[str], KeyPair | None], *, now: Callable[[], float], extra_ca: Path | None = None
+        self, authority: Callable[[str], Authority | None], *, now: Callable[[], float], extra_ca: Path | None = None
     ) -> None:
         self._authority = authority
         self._leaves = Leaves(now)
@@ -52,8 +61,9 @@ class Engine:
             _note(carrier, target, refusal)
             guest.close()
             return
-        except OSError as error:
-            _note_handshake(carrier, target, error)
+        except OSError:
+            if target.tls:
+                _note_distrust(carrier, target)
             guest.close()
             return
         except BaseException:
@@ -64,7 +74,8 @@ class Engine:
             await session.run()
         except (OSError, h11.ProtocolError, TimeoutError) as error:
             link.abort()
-            _note_handshake(carrier, target, error)
+            if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
+                _note_distrust(carrier, target)
         except BaseException:
             link.abort()
             raise
@@ -80,7 +91,8 @@ class Engine:
         if authority is None:
             raise Refusal(403, "network.denied", "the authority of the workspace is not there", rule="no-authority")
         try:
-            return await self._leaves.context(authority, target.name)
+            pair = KeyPair(authority.certificate.encode("ascii"), authority.key.encode("ascii"))
+            return await self._leaves.context(pair, target.name)
         except ValueError:
             sentence = "no certificate can be made for the name of the connection"
             raise Refusal(403, "network.denied", sentence, rule="no-name") from None
@@ -97,11 +109,10 @@ def _note(carrier: Carrier, target: Target, refusal: Refusal, method: str = "", 
         carrier.note(target, kind, Verdict(False, refusal.rule, reason), host=host, method=method, path=path)
 
 
-def _note_handshake(carrier: Carrier, target: Target, error: Exception) -> None:
-    """A guest that does not trust the authority says so with an alert, which is worth knowing."""
-    if target.tls and isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
-        sentence = "the program in the guest does not accept the certificate of the workspace's authority"
-        carrier.note(target, "http", Verdict(False, "not-trusted", sentence), host=target.name or "")
+def _note_distrust(carrier: Carrier, target: Target) -> None:
+    """The most frequent reason for which TLS towards a guest fails, and one that is hard to find from inside."""
+    sentence = "the program in the guest broke off TLS; it may not trust the authority of the workspace"
+    carrier.note(target, "http", Verdict(False, "not-trusted", sentence), host=target.name or "")
 
 
 class Session:

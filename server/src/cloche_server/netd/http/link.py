@@ -32,7 +32,6 @@ class _Protocol(asyncio.StreamReaderProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set()
         super().connection_lost(exc)
-        self._closed.exception() if self._closed.done() and not self._closed.cancelled() else None  # type: ignore[attr-defined]
 
 
 class Link:
