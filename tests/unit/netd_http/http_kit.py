@@ -209,6 +209,10 @@ async def stage(folder: Path) -> AsyncIterator[Stage]:
         await made.aclose()
 
 
+#: So that h11 takes a 101.
+_ANY_SWITCH = [("Host", "x"), ("Connection", "upgrade"), ("Upgrade", "x")]
+
+
 @dataclass
 class Answer:
     status: int
@@ -226,7 +230,7 @@ class Answer:
 async def read_answer(reader: asyncio.StreamReader, method: bytes = b"GET") -> Answer:
     """The answer to a request of this method. Raises ConnectionError when there is none."""
     http = h11.Connection(h11.CLIENT, max_incomplete_event_size=1 << 20)
-    http.send(h11.Request(method=method, target="/", headers=[("Host", "x")]))
+    http.send(h11.Request(method=method, target="/", headers=_ANY_SWITCH))
     http.send(h11.EndOfMessage())
     answer = Answer(0, b"", [], b"", [], [])
     parts: list[bytes] = []

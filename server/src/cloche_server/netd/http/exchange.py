@@ -229,17 +229,24 @@ class Exchange:
             headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
         reason = stripper.reason(bytes(event.reason))
         answer = h11.Response(status_code=event.status_code, headers=headers, reason=reason)
-        if self._request.method == b"HEAD":
-            # h11 would say how it frames a body that does not come; the server has said how it does.
-            guest.http.send(answer)
+        written = guest.http.send(answer) or b""
+        if not self._reframed(event):
+            # h11 puts headers of framing last, and says how it frames a body that does not come.
             lines = [b"HTTP/1.1 %d %s" % (event.status_code, reason), *(b"%s: %s" % field for field in headers)]
-            await guest.write(b"\r\n".join([*lines, b"", b""]))
+            written = b"\r\n".join([*lines, b"", b""])
+        await guest.write(written)
+        if self._request.method == b"HEAD":
             return None
-        await guest.send(answer)
         encoded = fields.get(b"content-encoding", b"identity").lower() != b"identity"
         if encoded or not stripper:
             return None
         return stripper.body(fixed=b"content-length" in fields and b"transfer-encoding" not in fields)
+
+    def _reframed(self, event: h11.Response) -> bool:
+        """The guest gets the body in another framing than the server sent it in."""
+        bodiless = self._request.method == b"HEAD" or event.status_code in (204, 304)
+        framed = any(name in (b"content-length", b"transfer-encoding") for name, _ in event.headers)
+        return not bodiless and (not framed or self._guest.http.their_http_version != b"1.1")
 
     # -------------------------------------------------------------- after a switch
 
