@@ -18,7 +18,6 @@ from world_kit import World
 from cloche_server.core.netctl import policy_to_json
 from cloche_server.core.policy_input import parse_policy
 
-
 pytest.register_assert_rewrite("cases_names", "cases_dns", "cases_ways", "cases_http")
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from cloche_server.app.access import Access
 from cloche_server.app.archive_import import Importer
 from cloche_server.app.bake import Baker
+from cloche_server.app.broker import Broker
 from cloche_server.app.budget import Budgets
 from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.capacity import Capacity
@@ -33,6 +34,7 @@ from cloche_server.app.promote_template import Promoter
 from cloche_server.app.reconcile import Reconciler, Report
 from cloche_server.app.restore import Restores
 from cloche_server.app.room import Room
+from cloche_server.app.secrets import Secrets
 from cloche_server.app.services import Services
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
@@ -55,6 +57,7 @@ from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.store.db import Database
 from cloche_server.store.meters import MeterStore
 from cloche_server.store.sandboxes import SandboxStore
+from cloche_server.store.secrets import SecretStore
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
 from cloche_server.store.webhooks import WebhookStore
 
@@ -112,6 +115,8 @@ class Parts:
         self.spending = BudgetVerbs(meters, self.budgets, self.meters, access, supervisor, clock)
         self.keeper = TemplateKeeper(self.catalog, self.snapshots, self.store, self.pools)
         self.idempotency = IdempotencyStore(database)
+        self.secrets = Secrets(SecretStore(database), settings.data, settings.secret_key_file, clock)
+        self.broker = self.machines.broker = Broker(self.secrets, supervisor, self.machines.network)
         self.upkeep = Upkeep(
             settings,
             self.catalog,
@@ -153,7 +158,8 @@ class Parts:
             webhooks=_webhooks(settings, WebhookStore(database), supervisor.journal, self._group),
             meters=self.meters,
             budgets=self.spending,
-            network=NetworkVerbs(access, supervisor, machines.network),
+            secrets=self.secrets,
+            network=NetworkVerbs(access, supervisor, machines.network, self.broker),
         )
 
     def _told(self, entry: Entry, kind: str, payload: Mapping[str, object]) -> None:
@@ -162,6 +168,7 @@ class Parts:
 
     async def take_over(self, *, same_boot: bool) -> Report:
         """What an earlier server has left: its sandboxes, their meters and their budgets."""
+        await self.secrets.start()
         await self.meters.load()
         await self.budgets.load()
         report = await self.reconciler.run(same_boot=same_boot)

@@ -134,6 +134,11 @@ class Settings:
     webhook_private: bool = _setting(
         False, "Whether webhooks may go to addresses that are not public: this host and the networks around it."
     )
+    secret_key_file: Path | None = _setting(
+        None,
+        "File with the key that secrets are encrypted with: 64 hexadecimal digits. It has to exist; unset takes "
+        "`secret.key` in the data directory, which is made.",
+    )
     usage_keep_days: int = _setting(90, "How long the usage of a deleted sandbox is kept, in days.", low=1, high=36500)
     price_currency: str = _setting("USD", "Currency of the prices; it is only shown.")
     price_cpu_hour: float = _setting(0.0, "Price of an hour of active CPU time; 0 = none.", low=0, high=1e9)

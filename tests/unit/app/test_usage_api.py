@@ -56,6 +56,7 @@ async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[h
         importer=unused,
         events=unused,
         webhooks=unused,
+        secrets=unused,
         execs=Execs(host.access),
         files=Files(host.access),
         consoles=Consoles(host.access, tmp_path / "sandboxes"),

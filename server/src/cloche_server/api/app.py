@@ -25,6 +25,7 @@ from cloche_server.api.routes import (
     lineage,
     network,
     sandboxes,
+    secrets,
     service,
     snapshots,
     templates,
@@ -83,6 +84,7 @@ def bare_app() -> FastAPI:
         snapshots.router,
         events.router,
         webhooks.router,
+        secrets.router,
         later.router,
         templates.router,
     ):

@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from cloche_server.api import wire, wire_archive, wire_events, wire_lineage, wire_usage
+from cloche_server.api import wire, wire_archive, wire_events, wire_lineage, wire_secrets, wire_usage
 from cloche_server.api.docs import error_answer, header
 from cloche_server.settings import Settings
 
@@ -34,6 +34,7 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_archive.PromoteSnapshotBody,
     wire_events.WebhookBody,
     wire_events.WebhookPatch,
+    wire_secrets.SecretBody,
     wire_usage.BudgetBody,
 )
 EVENTS: Final[tuple[type[BaseModel], ...]] = (
@@ -56,6 +57,7 @@ TAGS: Final = (
     ("snapshots", "What a sandbox was at one moment, and what goes on from it."),
     ("events", "What has happened."),
     ("webhooks", "Receivers that events are sent to."),
+    ("secrets", "What sandboxes may use without knowing it."),
     ("usage", "What sandboxes have used, and budgets that limit it."),
     ("exec", "Run commands in a sandbox."),
     ("files", "Read and write files in a sandbox."),

@@ -58,6 +58,46 @@ class NetworkBody(Wire):
     learn: StrictBool = Field(False, description="Remember what is asked for, for `GET …/network/proposal`.")
 
 
+class GrantBody(Wire):
+    secret: Annotated[str, StringConstraints(strict=True, max_length=128)] = Field(description="Its name.")
+    hosts: Annotated[list[_Name], Field(min_length=1, max_length=64)] = Field(
+        description="Names or `*.name`: the value goes nowhere else."
+    )
+    env: Annotated[str, StringConstraints(strict=True, max_length=128)] | None = Field(
+        None, description="The variable that holds the placeholder."
+    )
+    placeholder: Annotated[str, StringConstraints(strict=True, max_length=1024)] | None = Field(
+        None, description="What the sandbox has instead of the value; default: a random one."
+    )
+    methods: (
+        Annotated[list[Annotated[str, StringConstraints(strict=True, max_length=32)]], Field(max_length=64)] | None
+    ) = Field(None, description="Only in requests of these methods.")
+    paths: (
+        Annotated[list[Annotated[str, StringConstraints(strict=True, max_length=1024)]], Field(max_length=64)] | None
+    ) = Field(None, description="Only in requests of these paths, exact or with a final `*`.")
+    headers: (
+        Annotated[list[Annotated[str, StringConstraints(strict=True, max_length=128)]], Field(max_length=64)] | None
+    ) = Field(None, description="Only in these header fields.")
+    places: Annotated[list[Literal["header", "query", "body"]], Field(max_length=3)] | None = Field(
+        None, alias="in", description="Where in a request; default: header."
+    )
+    pass_hosts: Annotated[list[_Name], Field(max_length=64)] | None = Field(
+        None, description="Where the placeholder itself may go."
+    )
+
+
+class GrantAnswer(BaseModel):
+    secret: str
+    placeholder: str
+    hosts: list[str]
+    env: str | None = None
+    methods: list[str] | None = None
+    paths: list[str] | None = None
+    headers: list[str] | None = None
+    places: list[str] = Field(alias="in")
+    pass_hosts: list[str] | None = None
+
+
 class RuleAnswer(BaseModel):
     id: str
     action: Literal["allow", "deny"]

@@ -11,10 +11,11 @@ from cloche_server.app.access import Access
 from cloche_server.app.entry import Entry
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.lifecycle import verbs
+from cloche_server.core.lifecycle import Status, verbs
 from cloche_server.core.network import NetworkMode, NetworkPolicy, SecretGrant
-from cloche_server.core.ports import Network
+from cloche_server.core.ports import Network, Trust
 from cloche_server.core.records import Sandbox
+from cloche_server.guest.types import RenewRequest
 
 #: A follower asks netd anew after so long without news (seconds).
 WAIT: Final = 10.0
@@ -34,7 +35,8 @@ class Page:
 class NetworkVerbs:
     """Each method finds the sandbox of the workspace. All raise `sandbox.not_found`."""
 
-    def __init__(self, access: Access, supervisor: Supervisor, network: Network) -> None:
+    def __init__(self, access: Access, supervisor: Supervisor, network: Network, trust: Trust) -> None:
+        self._trusts = trust
         self._access = access
         self._supervisor = supervisor
         self._network = network
@@ -68,10 +70,19 @@ class NetworkVerbs:
             given = entry.record.grants if grants is None else grants
             # What is recorded comes first: a server that ends now begins again with the new policy.
             await self._supervisor.amend(entry, network=wanted, grants=given)
+            await self._trust(entry)
             cut.append(await self._network.change(entry.record.id, wanted, given) if entry.machine is not None else 0)
             return entry.record
 
         return await self._supervisor.perform(entry, change), cut[0]
+
+    async def _trust(self, entry: Entry) -> None:
+        """What is to be read now must be trusted first."""
+        if entry.machine is None or entry.guest is None or not entry.record.is_read:
+            return
+        ca_pem = await self._trusts.ready(entry.record)
+        if ca_pem is not None and entry.record.status is Status.RUNNING:
+            await entry.guest.renew(RenewRequest(ca_pem=ca_pem), timeout=30)
 
     def check_on(self) -> None:
         """Raises `network.off`."""

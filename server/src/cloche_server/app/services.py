@@ -21,6 +21,7 @@ from cloche_server.app.names import NamedCreates
 from cloche_server.app.network import NetworkVerbs
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.restore import Restores
+from cloche_server.app.secrets import Secrets
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.stop import StopVerbs
@@ -58,6 +59,7 @@ class Services:
     tokens: Tokens
     events: Events
     webhooks: Webhooks
+    secrets: Secrets
     meters: Meters
     budgets: BudgetVerbs
     network: NetworkVerbs

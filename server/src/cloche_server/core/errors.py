@@ -66,6 +66,11 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     ),
     "webhook.not_found": ErrorSpec("there is no such webhook"),
     "webhook.too_many": ErrorSpec("the workspace has as many webhooks as it may", action="delete one first"),
+    "secret.not_found": ErrorSpec("there is no such secret"),
+    "secret.too_many": ErrorSpec("the workspace has as many secrets as it may", action="delete one first"),
+    "secret.unavailable": ErrorSpec(
+        "the key of the secrets is missing or another one", action="its operator has to put the key back"
+    ),
     "budget.exceeded": ErrorSpec(
         "the budget of the sandbox is used up", action="raise the budget, then resume the sandbox"
     ),

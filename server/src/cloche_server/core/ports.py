@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cloche_server.core.network import NetworkPolicy, SecretGrant
-from cloche_server.core.records import Isolation, ProcessRef, Shape
+from cloche_server.core.records import Isolation, ProcessRef, Sandbox, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +174,10 @@ class Network(Protocol):
     async def close(self, machine_id: str) -> None:
         """Ends its connections and removes its slot. Idempotent."""
 
+    async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
+        """Secrets of a workspace by name, and its authority (`certificate`, `key`), in place of those before. Raises
+        `network.unavailable`."""
+
     async def inquire(self, op: str, machine_id: str, **fields: Any) -> Mapping[str, Any]:
         """`log`, `explain`, `learned` or `stats` of `docs/network.md`. Raises `network.unavailable`."""
 
@@ -185,6 +189,13 @@ class Network(Protocol):
 
     async def take_stock(self, living: Collection[str]) -> int:
         """At a start: removes every slot that is of none of these machines; returns how many."""
+
+
+class Trust(Protocol):
+    """Whom a sandbox trusts with its HTTPS, and with what."""
+
+    async def ready(self, record: Sandbox) -> str | None:
+        """See `app/broker.py`."""
 
 
 class Engine(Protocol):

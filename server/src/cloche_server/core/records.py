@@ -164,6 +164,11 @@ class Sandbox:
     grants: tuple[SecretGrant, ...] = ()
 
     @property
+    def is_read(self) -> bool:
+        """Whether HTTPS of it may be read on the host, so that programs in it must trust its workspace's authority."""
+        return bool(self.grants) or any(rule.reads_http for rule in self.network.rules)
+
+    @property
     def deadline(self) -> float | None:
         """When it is deleted, by its TTL or by its lifetime, whichever comes first."""
         return min((at for at in (self.expires_at, self.ends_at) if at is not None), default=None)

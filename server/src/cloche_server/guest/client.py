@@ -78,6 +78,8 @@ class GuestClient(FileCalls):
             body["hostname"] = request.hostname
         if request.machine_id is not None:
             body["machine_id"] = request.machine_id
+        if request.ca_pem is not None:
+            body["ca_pem"] = request.ca_pem
         if request.grow_disk:
             body["grow_disk"] = True
         if request.warm:

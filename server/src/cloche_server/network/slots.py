@@ -62,8 +62,8 @@ class Slots:
 
     async def open(self, machine_id: str) -> int:
         """A slot for a machine, in place of one that it may have; returns a descriptor of its tap device, which is the
-        caller's. Raises OSError, `host.unsupported`; then, and when it is cancelled, nothing goes on, and `close` removes
-        what there is."""
+        caller's. Raises OSError, `host.unsupported`; then, and when it is cancelled, nothing goes on, and `close`
+        removes what there is."""
         ready = self._ready.popleft() if self._ready else None
         self._wanted.set()
         opening = asyncio.get_running_loop().run_in_executor(None, self._open, self.path(machine_id), ready)

@@ -17,6 +17,7 @@ from cloche_server.api.sse import SseEvent, SseResponse
 from cloche_server.api.wire_network import (
     EXPLAIN_HOST,
     ExplainAnswer,
+    GrantBody,
     NetworkAnswer,
     NetworkBody,
     NetworkChangedAnswer,
@@ -25,8 +26,10 @@ from cloche_server.api.wire_network import (
 )
 from cloche_server.app.network import Page
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.network import NetworkPolicy
+from cloche_server.core.network import NetworkPolicy, SecretGrant
 from cloche_server.core.policy_input import parse_policy
+from cloche_server.core.secrets import parse_grants
+from cloche_server.host.clock import random_bytes
 
 router = APIRouter(tags=["network"])
 
@@ -41,6 +44,11 @@ _STREAM: dict[str, Any] = {
 def policy_of(body: NetworkBody | None) -> NetworkPolicy | None:
     """The policy that is asked for. Raises `request.invalid`."""
     return None if body is None else parse_policy(body.model_dump(exclude_none=True))
+
+
+def grants_of(bodies: list[GrantBody]) -> tuple[SecretGrant, ...]:
+    """The grants that are asked for. Raises `request.invalid`."""
+    return parse_grants([body.model_dump(exclude_none=True, by_alias=True) for body in bodies], random_bytes)
 
 
 @router.get(

@@ -14,7 +14,7 @@ from cloche_server.api.context import FlagQuery, SandboxId, ServicesDep, Workspa
 from cloche_server.api.docs import answers, header, json_body, sse
 from cloche_server.api.errors import error_body
 from cloche_server.api.respond import json_response, parse_model, read_body, read_model, while_connected
-from cloche_server.api.routes.network import policy_of
+from cloche_server.api.routes.network import grants_of, policy_of
 from cloche_server.api.routes.usage import budget_of
 from cloche_server.api.sse import SseEvent, SseResponse
 from cloche_server.api.wire import (
@@ -114,6 +114,7 @@ def _create_request(body: CreateBody, workspace: str, settings: Settings) -> Cre
         max_lifetime_seconds=body.max_lifetime_seconds,
         budget=budget_of(body.budget),
         network=policy_of(body.network),
+        grants=grants_of(body.secrets),
     )
 
 
