@@ -13,9 +13,10 @@ import uvloop
 
 from cloche_server import __version__
 from cloche_server.api.app import build_app
-from cloche_server.api.protocol import HttpProtocol
+from cloche_server.api.protocol import protocol_for
 from cloche_server.app.access import Access
 from cloche_server.app.archive_import import Importer
+from cloche_server.app.audit import Audit
 from cloche_server.app.bake import Baker
 from cloche_server.app.budget import Budgets
 from cloche_server.app.budget_verbs import BudgetVerbs
@@ -55,6 +56,7 @@ from cloche_server.app.webhooks import Webhooks
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import Shape
 from cloche_server.engine.qemu.driver import QemuEngine
+from cloche_server.host.append import AppendLog
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.instance import Instance
 from cloche_server.host.outbound import Sender
@@ -71,6 +73,9 @@ from cloche_server.telemetry import log
 from cloche_server.wiring import build_engine, open_database, prepare_data
 
 _log = log.get("main")
+
+#: Files that the audit log is kept in; the oldest goes when the newest is full.
+AUDIT_PARTS = 4
 
 
 class Main:
@@ -118,7 +123,11 @@ class Main:
                 group.create_task(parts.upkeep.run(), name="upkeep"),
                 group.create_task(parts.meters.run(), name="meters"),
                 group.create_task(parts.budgets.run(), name="budgets"),
+                group.create_task(parts.services.tokens.watch(), name="tokens"),
             ]
+            if (audit := parts.services.audit) is not None:
+                await audit.open()
+                background.append(group.create_task(audit.run(), name="audit"))
             parts.services.ready.set()
             server = _Server(
                 uvicorn.Config(
@@ -128,7 +137,7 @@ class Main:
                     lifespan="off",
                     timeout_graceful_shutdown=max(1, round(self.settings.shutdown_grace)),
                     timeout_keep_alive=75,
-                    http=HttpProtocol,
+                    http=protocol_for(self.settings),
                     ws="none",
                     server_header=False,
                 )
@@ -222,6 +231,7 @@ class _Parts:
             webhooks=_webhooks(settings, WebhookStore(database), journal, group),
             meters=self.meters,
             budgets=budgets,
+            audit=_audit(settings),
         )
 
     def _mind_budgets(self, store: MeterStore, access: Access, sleep: SleepVerbs, clock: SystemClock) -> BudgetVerbs:
@@ -248,11 +258,21 @@ class _Parts:
         await self.meters.close()
         await self.supervisor.close()
         await self.supervisor.journal.catch_up()
+        if self.services.audit is not None:
+            await self.services.audit.close()
 
 
 def _webhooks(settings: Settings, store: WebhookStore, journal: Journal, group: asyncio.TaskGroup) -> Webhooks:
     private = settings.webhook_private
     return Webhooks(store, journal, SystemClock(), group, lambda: Sender(private=private), private=private)
+
+
+def _audit(settings: Settings) -> Audit | None:
+    if not settings.audit_max_mb:
+        return None
+    return Audit(
+        AppendLog(settings.data / "audit.log", settings.audit_max_mb * 1024 * 1024 // AUDIT_PARTS, AUDIT_PARTS)
+    )
 
 
 def _listen(host: str, port: int) -> socket.socket:
