@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import uvicorn
 
-from cloche_server.api import protocol
 from cloche_server.api.protocol import HttpProtocol
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]

@@ -23,7 +23,6 @@ from kit.tokens import BEARER, AnyToken
 pytestmark = pytest.mark.usefixtures("quick_disk")
 
 
-
 @pytest.fixture
 def app(site: Site, database: Database) -> Any:
     capacity: Any = None
