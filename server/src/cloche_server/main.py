@@ -13,7 +13,7 @@ import uvloop
 
 from cloche_server import __version__
 from cloche_server.api.app import build_app
-from cloche_server.api.protocol import HttpProtocol
+from cloche_server.api.protocol import protocol_for
 from cloche_server.app.services import Services
 from cloche_server.app.tend import tend
 from cloche_server.core.errors import ClocheError
@@ -25,6 +25,9 @@ from cloche_server.telemetry import log
 from cloche_server.wiring import HostNetwork, build_engine, open_database, prepare_data
 
 _log = log.get("main")
+
+#: Files that the audit log is kept in; the oldest goes when the newest is full.
+AUDIT_PARTS = 4
 
 
 class Main:
@@ -75,7 +78,11 @@ class Main:
                 group.create_task(parts.meters.run(), name="meters"),
                 group.create_task(parts.budgets.run(), name="budgets"),
                 *network.background(group),
+                group.create_task(parts.services.tokens.watch(), name="tokens"),
             ]
+            if (audit := parts.services.audit) is not None:
+                await audit.open()
+                background.append(group.create_task(audit.run(), name="audit"))
             parts.services.ready.set()
             server = _Server(
                 uvicorn.Config(
@@ -85,7 +92,7 @@ class Main:
                     lifespan="off",
                     timeout_graceful_shutdown=max(1, round(self.settings.shutdown_grace)),
                     timeout_keep_alive=75,
-                    http=HttpProtocol,
+                    http=protocol_for(self.settings),
                     ws="none",
                     server_header=False,
                 )

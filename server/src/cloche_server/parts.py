@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Final
 
 from cloche_server.app.access import Access
 from cloche_server.app.archive_import import Importer
+from cloche_server.app.audit import Audit
 from cloche_server.app.bake import Baker
 from cloche_server.app.broker import Broker
 from cloche_server.app.budget import Budgets
@@ -48,6 +50,7 @@ from cloche_server.app.webhooks import Webhooks
 from cloche_server.core.ports import Network
 from cloche_server.core.records import Shape
 from cloche_server.engine.qemu.driver import QemuEngine
+from cloche_server.host.append import AppendLog
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.outbound import Sender
 from cloche_server.settings import Settings
@@ -60,6 +63,9 @@ from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.secrets import SecretStore
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
 from cloche_server.store.webhooks import WebhookStore
+
+#: Files that the audit log is kept in; the oldest goes when the newest is full.
+AUDIT_PARTS: Final = 4
 
 
 class Parts:
@@ -158,6 +164,7 @@ class Parts:
             webhooks=_webhooks(settings, WebhookStore(database), supervisor.journal, self._group),
             meters=self.meters,
             budgets=self.spending,
+            audit=_audit(settings),
             secrets=self.secrets,
             network=NetworkVerbs(access, supervisor, machines.network, self.broker),
         )
@@ -182,6 +189,16 @@ class Parts:
         await self.meters.close()
         await self.supervisor.close()
         await self.supervisor.journal.catch_up()
+        if self.services.audit is not None:
+            await self.services.audit.close()
+
+
+def _audit(settings: Settings) -> Audit | None:
+    if not settings.audit_max_mb:
+        return None
+    return Audit(
+        AppendLog(settings.data / "audit.log", settings.audit_max_mb * 1024 * 1024 // AUDIT_PARTS, AUDIT_PARTS)
+    )
 
 
 def _webhooks(settings: Settings, store: WebhookStore, journal: Journal, group: asyncio.TaskGroup) -> Webhooks:

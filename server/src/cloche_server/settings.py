@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ FOREIGN_VARIABLES: Final = frozenset(
 )
 #: `<data>/run/.staging-<pid>-<start>-<random>/agent.sock` must fit into the 107 bytes of a Unix socket address.
 MAX_DATA_DIR_LENGTH: Final = 50
+
+#: As browsers send it: lower case, no path, no port that goes without saying.
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
 
 
 class SettingsError(ValueError):
@@ -148,7 +152,43 @@ class Settings:
     price_disk_gib_month: float = _setting(
         0.0, "Price of a GiB on the disk of the host for 30 days; 0 = none.", low=0, high=1e9
     )
+    rate_limit_per_minute: int = _setting(
+        30_000, "Requests a token may send in a minute, on average; 0 = no limit.", low=0, high=10_000_000
+    )
+    rate_limit_burst: int = _setting(2000, "Requests a token may send at once.", low=1, high=1_000_000)
+    auth_failures_per_minute: int = _setting(
+        300,
+        "Requests without a valid token from one address that are told so in a minute; 0 = all.",
+        low=0,
+        high=1_000_000,
+    )
+    max_json_kb: int = _setting(
+        1024, "Largest JSON body of a request, but those of commands, in KiB.", low=16, high=65536
+    )
+    max_exec_body_mb: int = _setting(16, "Largest JSON body of a command with its input.", low=1, high=256)
+    max_header_kb: int = _setting(64, "Most that request line and headers may be, in KiB.", low=8, high=1024)
+    header_timeout: float = _setting(30.0, "How long request line and headers may take to come.", low=1, high=600)
+    body_timeout: float = _setting(
+        60.0, "How long a JSON body may take to come; uploads are not limited.", low=1, high=3600
+    )
+    cors_origins: str = _setting(
+        "",
+        "Origins whose pages may call the API, such as `https://app.example.com`, separated by commas; empty = none.",
+    )
+    allowed_hosts: str = _setting(
+        "",
+        "Names the server answers under, separated by commas, `*.example.com` for all below; empty = any with a token, "
+        "and only loopback names without one while it listens on loopback.",
+    )
+    audit_max_mb: int = _setting(
+        64, "Most that the audit log takes, its older parts included; 0 = none is kept.", low=0, high=65536
+    )
     shutdown_grace: float = _setting(5.0, "How long running requests may finish at shutdown.", low=0, high=600)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Those that may call the API from a page."""
+        return tuple(part.strip() for part in self.cors_origins.split(",") if part.strip())
 
     @property
     def usual_ttl_seconds(self) -> int:
@@ -264,6 +304,12 @@ def _check_together(settings: Settings) -> None:
         )
     if settings.default_memory_mb > settings.max_memory_mb or settings.default_cpus > settings.max_cpus:
         raise SettingsError("the default size of a sandbox is above the largest size that is allowed")
+    for origin in settings.origins:
+        if _ORIGIN.fullmatch(origin) is None:
+            raise SettingsError(
+                f"cors_origins: {origin!r} is not an origin; write scheme, name and port as browsers do, without a "
+                "path (`https://app.example.com`), and name each one: `*` is not taken"
+            )
     if settings.exec_default_timeout > settings.exec_max_timeout:
         raise SettingsError("exec_default_timeout is above exec_max_timeout")
 

@@ -409,6 +409,9 @@ class MeAnswer(BaseModel):
     auth_method: Literal["token"]
     workspace: str
     token_prefix: str
+    scope: Literal["read", "exec", "admin"]
+    sandbox_id: str | None = None
+    expires_at: str | None = None
 
 
 class HealthAnswer(BaseModel):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cloche_server.app.access import Access
 from cloche_server.app.archive_import import Importer
+from cloche_server.app.audit import Audit
 from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
@@ -63,5 +64,7 @@ class Services:
     meters: Meters
     budgets: BudgetVerbs
     network: NetworkVerbs
+    #: None: no audit log is kept.
+    audit: Audit | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

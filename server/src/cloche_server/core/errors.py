@@ -27,10 +27,26 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "auth.invalid_token": ErrorSpec(
         "the bearer token is unknown or revoked", action="make one with `cloche-server token create`"
     ),
+    "auth.token_expired": ErrorSpec(
+        "the bearer token has expired", action="make another one with `cloche-server token create`"
+    ),
+    "auth.forbidden": ErrorSpec(
+        "the bearer token does not allow this", action="use one with the scope that `details` names"
+    ),
+    "token.not_found": ErrorSpec("there is no such token"),
+    "token.too_many": ErrorSpec("the workspace has as many tokens as it may", action="revoke some first"),
     # the request itself
     "request.invalid": ErrorSpec("a field of the request is missing or wrong"),
     "request.too_large": ErrorSpec("the request body is larger than the server accepts"),
     "request.headers_too_large": ErrorSpec("the request line and headers are larger than the server accepts"),
+    "request.timeout": ErrorSpec("the request body did not come in time"),
+    "request.rate_limited": ErrorSpec(
+        "too many requests came too fast; this one was not carried out", retryable=True, action="wait for `Retry-After`"
+    ),
+    "request.host_refused": ErrorSpec(
+        "the server does not answer under the name in the Host header",
+        action="use its address, or add the name to the setting `allowed_hosts`",
+    ),
     "request.not_found": ErrorSpec("there is no such route"),
     "request.method_not_allowed": ErrorSpec("the route does not know this method"),
     "request.idempotency_conflict": ErrorSpec(
