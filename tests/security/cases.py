@@ -73,9 +73,9 @@ def table() -> str:
     lines = [
         "# Bypass cases",
         "",
-        "What a hostile guest tries, and what must hold. Each is a test in `tests/security/`, with the real netd, nftables",
-        "and servers in network namespaces; it runs in `./test`. Under every case the log of host B and of everything",
-        "private stays empty, unless the case is about reaching it. Written by `tests/security/table.py`.",
+        "What a hostile guest tries, and what must hold. Each is a test in `tests/security/`, with the real netd,",
+        "nftables and servers in network namespaces; it runs in `./test`. Under every case the log of host B and of",
+        "everything private stays empty, unless the case is about reaching it. Written by `tests/security/table.py`.",
         "",
         "| group | case | what must hold |",
         "| --- | --- | --- |",

@@ -248,7 +248,8 @@ def _(t: Try) -> None:
 
 
 @case(PLACES, "literal address under an allow-list", "only a rule with a network opens it", {
-    "mode": "allow-list", "rules": [{"id": "net", "action": "allow", "cidr": A4, "ports": [7000, "440-450"]}]})  # fmt: skip
+    "mode": "allow-list",
+    "rules": [{"id": "net", "action": "allow", "cidr": A4, "ports": [7000, "440-450"]}]})  # fmt: skip
 def _(t: Try) -> None:
     assert t.guest.tcp(A4, 7000, b"echo\n", until=b"\n") == b"echo\n"
     assert t.guest.tls(A4, None) == "ok"

@@ -71,7 +71,8 @@ def make_slot(guest: str, slot: str) -> Slot:
     inside(slot, _answer_every_refusal)
     ip_in(
         guest,
-        f"addr add {net.GUEST_IP4}/{net.PREFIX_IP4} dev eth0\naddr add {net.GUEST_IP6}/{net.PREFIX_IP6} dev eth0 nodad\n"
+        f"addr add {net.GUEST_IP4}/{net.PREFIX_IP4} dev eth0\n"
+        f"addr add {net.GUEST_IP6}/{net.PREFIX_IP6} dev eth0 nodad\n"
         f"link set lo up\nlink set eth0 up\n"
         f"route add default via {net.GATEWAY_IP4}\nroute add ::/0 via {net.GATEWAY_IP6}\n",
     )
