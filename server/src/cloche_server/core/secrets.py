@@ -101,7 +101,10 @@ def path_matches(patterns: Sequence[str], path: str) -> bool:
     taken out and dot segments resolved."""
     if not patterns:
         return True
-    plain = unquote(path, errors="replace").replace("\\", "/")
+    plain = path
+    for _ in range(4):
+        plain = unquote(plain, errors="replace")
+    plain = plain.replace("\\", "/")
     read = posixpath.normpath("/" + plain.lstrip("/")) + ("/" if plain.endswith("/") and plain.strip("/") else "")
     return all(any(_one_path(pattern, form) for pattern in patterns) for form in (path, read))
 

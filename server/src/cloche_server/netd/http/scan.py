@@ -82,14 +82,15 @@ class Placeholders:
     def _escaped(self, data: bytes, start: int, end: int) -> Iterator[tuple[int, int]]:
         """The parts of `data` in which a placeholder with escapes may stand that begins before `end`. Only they are
         looked through character by character, each once: that is slow, and hardly anybody escapes a letter."""
-        low = high = -1
+        low, high = start, -1
         for escape in _ESCAPE.finditer(data, start):
-            if escape.start() - self._reach >= end:
+            begin = max(start, escape.start() - self._reach)
+            if begin >= end:
                 break
-            if escape.start() - self._reach > high:
+            if begin > high:
                 if high >= 0:
                     yield low, high
-                low = max(start, escape.start() - self._reach)
+                low = begin
             high = min(len(data), escape.end() + self._reach)
         if high >= 0:
             yield low, high
