@@ -51,7 +51,8 @@ async def front(host: Host, crew: Crew, tmp_path: Path, monkeypatch: pytest.Monk
     templates = Site(tmp_path / "t", host.world)
     async with build(host, crew, templates, settings(tmp_path)) as site, served(site) as url:
         crew.create_task(site.services.tokens.watch())
-        yield Front(site, url)
+        async with asyncio.timeout(60):
+            yield Front(site, url)
         assert TalkingGuest.running == set(), "a command runs for nobody"
 
 
@@ -100,7 +101,7 @@ async def test_streams_end_with_their_token(front: Front, tmp_path: Path, how: s
             assert (refused.status_code, refused.json()["code"]) == (401, code)
             assert refused.headers["www-authenticate"] == "Bearer"
             await front.running(1)
-            assert others.num_bytes_downloaded == 0 or not others.is_closed
+            assert not others.is_closed
         clock.time += 2  # what was looked up is kept for a second
         again = await client.get("/v1/me")
         assert (again.status_code, again.json()["code"]) == (401, code)
@@ -108,17 +109,15 @@ async def test_streams_end_with_their_token(front: Front, tmp_path: Path, how: s
 
 
 async def test_an_upload_ends_with_its_token(front: Front, tmp_path: Path) -> None:
-    async with front.client(scope=Scope.ADMIN) as (client, prefix):
-
-        async def endless() -> AsyncIterator[bytes]:
-            yield b"begin"
-            await asyncio.Event().wait()
-
-        sending = asyncio.ensure_future(client.post("/v1/snapshots/import", content=endless()))
-        await front.running(1)
-        _revoke_elsewhere(tmp_path, prefix)
-        refused = await sending
-        assert (refused.status_code, refused.json()["code"]) == (401, "auth.invalid_token")
+    text, info = await front.site.token("w")
+    host, _, port = front.url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"POST /v1/snapshots/import HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {text}\r\n"
+    writer.write(f"{head}Content-Length: 1000\r\n\r\nbegin".encode())
+    await front.running(1)
+    _revoke_elsewhere(tmp_path, info.prefix)
+    assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 401 ")
+    writer.close()
 
 
 async def test_a_create_that_is_cut_off_leaves_nothing(front: Front, tmp_path: Path) -> None:
@@ -139,8 +138,10 @@ async def test_a_stream_that_nobody_reads_is_cut(front: Front, tmp_path: Path) -
     async with front.client() as (client, prefix):
         async with client.stream("GET", "/v1/events", params={"follow": "1", "tail": "0"}) as response:
             await front.running(1)
-            for _ in range(400):
-                await front.site.host.supervisor.journal.tell("snapshot.created", "w", "abcdefgh12", {"x": "y" * 20000})
+            for _ in range(100):
+                await front.site.host.supervisor.journal.tell(
+                    "snapshot.created", "w", "abcdefgh12", {"snapshot_id": "y" * 100000}
+                )
             _revoke_elsewhere(tmp_path, prefix)
             await front.running(0)
             with pytest.raises(httpx.RemoteProtocolError):
@@ -154,15 +155,15 @@ async def test_who_revokes_itself_is_told_so(front: Front) -> None:
         assert (await client.get("/v1/me")).status_code == 401
 
 
-async def test_a_request_that_began_before_the_look_is_looked_at(front: Front, tmp_path: Path) -> None:
-    """Its token was found in what is kept, after another look had seen the revocation already."""
+async def test_a_request_that_began_after_the_look_is_looked_at(front: Front, tmp_path: Path) -> None:
+    """Its token was found in what is kept, after a look that has seen the revocation already."""
     tokens = front.site.services.tokens
-    async with front.client() as (client, prefix):
-        assert (await client.get("/v1/me")).status_code == 200
-        kept = dict(tokens._cache)
-        _revoke_elsewhere(tmp_path, prefix)
-        async with front.client() as (other, _), other.stream("GET", "/v1/events", params={"follow": "1"}):
-            await settle(lambda: not tokens._cache)
+    async with front.client() as (client, prefix), front.client() as (other, _):
+        async with other.stream("GET", "/v1/events", params={"follow": "1"}):
+            assert (await client.get("/v1/me")).status_code == 200
+            kept = dict(tokens._cache)
+            _revoke_elsewhere(tmp_path, prefix)
+            await tokens.look()
             tokens._cache.update(kept)
             async with client.stream("GET", "/v1/events", params={"follow": "1"}) as response:
                 assert response.status_code == 200
