@@ -154,8 +154,8 @@ class FakeMachine:
         await self._world.pass_by("Machine.resume")
         self.runs = True
 
-    async def active_layer(self) -> Path:
-        return self.disk
+    async def active_layer(self) -> str:
+        return self.disk.stem
 
     async def capture(
         self, *, memory: bool, new_layer: Path | None, recorded: Callable[[], Awaitable[None]] | None, goes_on: bool

@@ -105,6 +105,12 @@ class Main:
 
     async def _serve(self, database: Database, instance: Instance, listener: socket.socket) -> None:
         engine, reason = await build_engine(self.settings)
+        with contextlib.closing(engine):
+            await self._run(database, instance, listener, engine, reason)
+
+    async def _run(
+        self, database: Database, instance: Instance, listener: socket.socket, engine: QemuEngine, reason: str
+    ) -> None:
         _log.info("server.starting", version=__version__, accel=engine.isolation.accel, why=reason)
         async with asyncio.TaskGroup() as group:
             parts = _Parts(self.settings, database, engine, group)

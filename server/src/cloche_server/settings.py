@@ -67,6 +67,19 @@ class Settings:
         choices=("auto", "kvm", "tcg"),
     )
     qemu: str = _setting("qemu-system-x86_64", "QEMU binary, a name on PATH or a path. Version 8.2 or later.")
+    jail: str = _setting(
+        "on",
+        "Whether each QEMU runs in a jail: its own user, namespaces and root, no privileges. `off` runs them as root: "
+        "whoever breaks out of one has the host.",
+        choices=("on", "off"),
+    )
+    uid_base: int = _setting(
+        1_600_000_000,
+        "First of the user ids that jailed processes get; this and the next 536870912 must be nobody else's, as user "
+        "and as group ids.",
+        low=65536,
+        high=3_600_000_000,
+    )
     agent: Path | None = _setting(None, "Guest agent binary; unset looks beside the checkout and in `/usr/lib/cloche`.")
     recipes: Path | None = _setting(None, "Folder of template recipes; unset looks beside the checkout.")
     tcg_buffer_mb: int = _setting(128, "Translation cache of each machine under TCG.", low=32, high=1024)

@@ -130,8 +130,8 @@ class Machine(Protocol):
         layer) seals the disk layer it has written to so far; then awaits `recorded`. With `goes_on` it goes on if it
         ran before. Raises `sandbox.capture_failed`; the machine is then as it was before."""
 
-    async def active_layer(self) -> Path:
-        """The file its disk writes to now."""
+    async def active_layer(self) -> str:
+        """The id of the layer its disk writes to now."""
 
     async def wait_exit(self) -> MachineExit: ...
     async def kill(self) -> None:
