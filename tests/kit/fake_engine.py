@@ -49,6 +49,8 @@ class World:
     gate: dict[str, Gate] = field(default_factory=dict)
     open_guests: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
+    #: Machines that have a slot of the network.
+    slots: set[str] = field(default_factory=set)
     #: Guests that are asked to shut down do not.
     hangs: bool = False
     renewals: list[tuple[str, Any]] = field(default_factory=list)
@@ -84,6 +86,7 @@ class World:
         snapshots = root.parent / "snapshots"
         left += [f"snapshot {path.name}" for path in snapshots.iterdir()] if snapshots.is_dir() else []
         left += [f"memory of a capture, {pages.runs}" for pages in self.captured if is_open(pages)]
+        left += [f"slot of {name}" for name in sorted(self.slots)]
         left += [f"link to {name}" for name in sorted(self.open_guests)]
         left += [f"hold on {name}" for name in sorted(self.held)]
         return left
@@ -227,7 +230,14 @@ class FakeEngine:
         return "fake"
 
     async def launch(
-        self, machine_id: str, directory: Path, template: BakedTemplate, disk: Path, state: SavedState | None = None
+        self,
+        machine_id: str,
+        directory: Path,
+        template: BakedTemplate,
+        disk: Path,
+        state: SavedState | None = None,
+        *,
+        nic: int | None = None,
     ) -> FakeMachine:
         await self.world.pass_by("Engine.launch")
         missing = missing_layers(disk)
@@ -246,7 +256,15 @@ class FakeEngine:
         return machine
 
     async def boot(
-        self, machine_id: str, directory: Path, files: BootFiles, shape: Shape, memory: Path, disk: Path
+        self,
+        machine_id: str,
+        directory: Path,
+        files: BootFiles,
+        shape: Shape,
+        memory: Path,
+        disk: Path,
+        *,
+        nic: int | None = None,
     ) -> FakeMachine:
         await self.world.pass_by("Engine.boot")
         missing = missing_layers(disk)
@@ -267,7 +285,7 @@ class FakeEngine:
     def find(self, root: Path) -> dict[str, ProcessRef]:
         return {name: machine.ref for name, machine in self.world.alive.items()}
 
-    async def bake(self, *_: object) -> None:
+    async def bake(self, *_: object, nic: int | None = None) -> None:
         await self.world.pass_by("Engine.bake")
 
 

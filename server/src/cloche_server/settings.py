@@ -109,6 +109,23 @@ class Settings:
     max_lifetime_seconds: int = _setting(
         0, "Longest life of a sandbox, which no TTL, resume or start passes; 0 = no limit.", low=0, high=315360000
     )
+    network: str = _setting(
+        "on", "Whether sandboxes have a network at all; it needs /dev/net/tun and nftables.", choices=("on", "off")
+    )
+    network_default: str = _setting(
+        "open",
+        "Mode of a sandbox whose caller names none: `open` reaches public addresses only.",
+        choices=("none", "open"),
+    )
+    network_prepared: int = _setting(4, "Network slots kept ready, so that a create need not wait.", low=0, high=1000)
+    network_resolvers: str = _setting(
+        "", "Addresses of the name servers that are asked for sandboxes, with commas; empty: those of this host."
+    )
+    network_proxy: str = _setting(
+        "",
+        "Proxy for all that sandboxes reach, `http://` or `socks5://` with user and password; give it in the "
+        "environment or the file, because everybody on the host can read command lines.",
+    )
     exec_default_timeout: int = _setting(3600, "Timeout of a command when the caller names none.", low=1, high=31536000)
     exec_max_timeout: int = _setting(86400, "Longest timeout of a command.", low=1, high=31536000)
     max_import_mb: int = _setting(

@@ -15,8 +15,12 @@ from cloche_server.engine.qemu.launch import QemuConfig
 from cloche_server.engine.qemu.probe import choose_accel, probe_qemu
 from cloche_server.engine.qemu.wall import Wall, find_root, prove
 from cloche_server.host import machine as host_machine
+from cloche_server.host import network as host_network
 from cloche_server.host.jail import Launcher
 from cloche_server.host.uids import claim
+from cloche_server.network.link import Netd
+from cloche_server.network.networks import Carrier, Networks, NoNetwork
+from cloche_server.network.slots import Slots
 from cloche_server.settings import Settings
 from cloche_server.storage.kernel import find_kernel
 from cloche_server.store.db import Database
@@ -31,7 +35,9 @@ async def build_engine(settings: Settings) -> tuple[QemuEngine, str]:
     accel, reason = await choose_accel(settings.accel, facts, kernel.vmlinuz if kernel else None)
     launcher = Launcher()
     wall = await build_wall(settings, facts.binary, accel, launcher) if settings.jail == "on" else None
-    config = QemuConfig(facts, accel, settings.tcg_buffer_mb, launcher, wall, _file_limit_mb(settings))
+    config = QemuConfig(
+        facts, accel, settings.tcg_buffer_mb, launcher, wall, _file_limit_mb(settings), taps=settings.network == "on"
+    )
     return QemuEngine(config), reason
 
 
@@ -49,13 +55,72 @@ def _file_limit_mb(settings: Settings) -> int:
     return max(settings.max_disk_mb + settings.max_disk_mb // 50, settings.max_memory_mb) + 256
 
 
+def build_network(settings: Settings, carrier: Carrier | None = None) -> NoNetwork | Networks:
+    """The network of this data directory. Raises `host.unsupported` where there can be none."""
+    if settings.network == "off":
+        return NoNetwork(Slots(settings.data / "net", 0))
+    for obstacle in (host_network.tap_obstacle(), host_network.nft_obstacle()):
+        if obstacle is not None:
+            raise ClocheError(
+                "host.unsupported",
+                f"sandboxes can have no network here: {obstacle}; mend that, or start with `--network off`",
+            )
+    return Networks(Slots(settings.data / "net", settings.network_prepared), carrier)
+
+
+class HostNetwork:
+    """The network while a server runs: slots that are kept ready, and netd."""
+
+    def __init__(self, settings: Settings) -> None:
+        told = {
+            "resolvers": [part.strip() for part in settings.network_resolvers.split(",") if part.strip()],
+            "proxy": settings.network_proxy,
+        }
+        self._netd = Netd(settings.data, settings.uid_base, told) if settings.network == "on" else None
+        self.network = build_network(settings, self._netd)
+
+    async def start(self) -> None:
+        """Raises `network.unavailable`."""
+        if self._netd is not None:
+            await self._netd.start()
+
+    def background(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """What runs for as long as the server does; cancel to stop."""
+        if self._netd is None or not isinstance(self.network, Networks):
+            return []
+        return [
+            group.create_task(self.network.slots.run(), name="slots"),
+            group.create_task(self._netd.run(self.network.again), name="netd"),
+        ]
+
+    async def close(self) -> None:
+        """What sandboxes need runs on; without any, nothing does."""
+        if self._netd is None or not isinstance(self.network, Networks):
+            return
+        await self.network.slots.drain()
+        used = await asyncio.to_thread(self.network.slots.held)
+        await self._netd.close(stop=not used)
+
+
 def prepare_data(data: Path) -> None:
     """The data directory and its parts. Only root may look in: it holds everybody's files.
 
     Raises `host.unsupported`.
     """
     try:
-        for part in ("", "templates", "images", "kernels", "sandboxes", "layers", "snapshots", "boot", "zeros", "run"):
+        for part in (
+            "",
+            "templates",
+            "images",
+            "kernels",
+            "sandboxes",
+            "layers",
+            "snapshots",
+            "boot",
+            "zeros",
+            "net",
+            "run",
+        ):
             (data / part).mkdir(parents=True, exist_ok=True, mode=0o700)
         if not os.access(data / "run", os.W_OK):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))

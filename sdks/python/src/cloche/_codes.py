@@ -29,6 +29,7 @@ from .errors import (
     IsolationUnavailable,
     NameTaken,
     NameTooLong,
+    NetworkError,
     NoSpace,
     NotADirectory,
     NotARegularFile,
@@ -105,6 +106,8 @@ CODES: Final[Mapping[str, type[ClocheError]]] = {
     "guest.exhausted": GuestError,
     "guest.protocol": GuestError,
     "guest.error": GuestError,
+    "network.unavailable": NetworkError,
+    "network.off": NetworkError,
     "capacity.unavailable": CapacityError,
     "host.disk_full": CapacityError,
     "host.unsupported": UnsupportedError,
@@ -122,6 +125,7 @@ _FAMILIES: Final[Mapping[str, type[ClocheError]]] = {
     "exec": CommandError,
     "file": FileError,
     "guest": GuestError,
+    "network": NetworkError,
     "capacity": CapacityError,
 }
 _STATUSES: Final[Mapping[int, type[ClocheError]]] = {

@@ -189,6 +189,10 @@ class CapacityError(ClocheError):
     """The server has no room now; nothing was made. `retry_after` says when to try again."""
 
 
+class NetworkError(ClocheError):
+    """The network of a sandbox, its policy or its secrets cannot be had as asked for."""
+
+
 class UnsupportedError(ClocheError):
     """This server release or this host does not have the feature."""
 

@@ -67,6 +67,8 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "guest.exhausted": 500,
     "guest.protocol": 502,
     "guest.error": 500,
+    "network.unavailable": 503,
+    "network.off": 409,
     "capacity.unavailable": 503,
     "host.disk_full": 507,
     "host.unsupported": 500,

@@ -22,6 +22,7 @@ from cloche_server.core.budgets import Account, Budget
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import expires_at, lifetime_end
 from cloche_server.core.lifecycle import Status
+from cloche_server.core.network import NetworkMode, NetworkPolicy, SecretGrant
 from cloche_server.core.records import BootMode, ExecDefaults, IdleAction, Resources, Sandbox
 from cloche_server.core.walls import Walls
 from cloche_server.host.clock import Clock
@@ -71,6 +72,9 @@ class CreateRequest:
     #: A budget of its own, or the account of another one that it shares.
     budget: Budget | None = None
     account_id: str | None = None
+    #: None: what the operator has chosen.
+    network: NetworkPolicy | None = None
+    grants: tuple[SecretGrant, ...] = ()
 
 
 @dataclass(slots=True)
@@ -246,6 +250,7 @@ class Creator:
             Step("launch", lambda: self._launch(work), lambda: self._discard(work), deadline=120),
             Step("restore", lambda: self._restore(work), deadline=200 if work.request.cold else 120),
             Step("grow_disk", lambda: self._grow(work), deadline=60),
+            Step("network", lambda: self._plug_in(work), deadline=30),
             Step("renew", lambda: self._renew(work), deadline=60),
             Step("start", lambda: self._start(work)),
         ]
@@ -317,6 +322,8 @@ class Creator:
             checkpoint_id=request.checkpoint_id or request.snapshot_id,
             idle_seconds=request.idle_seconds,
             idle_action=request.idle_action,
+            network=request.network or NetworkPolicy(NetworkMode(self._settings.network_default)),
+            grants=request.grants,
         )
         try:
             work.entry = await self._supervisor.admit(record, request.key, account)
@@ -357,6 +364,10 @@ class Creator:
         assert work.slot is not None
         with _told_as_boot_failure():
             await self._machines.grow_disk(work.slot, work.resources.disk_mb)
+
+    async def _plug_in(self, work: _Creation) -> None:
+        assert work.entry is not None
+        await self._machines.plug_in(work.entry.record)
 
     async def _renew(self, work: _Creation) -> None:
         assert work.slot is not None

@@ -103,6 +103,8 @@ class Reconciler:
                 self._hold(record)
         orphans = await self._sweep(records, found)
         orphans += await self._take_stock()
+        running = {entry.record.id for entry in self._supervisor.entries() if entry.machine is not None}
+        await self._machines.network.take_stock(running)
         report = Report(adopted, failed, finished, orphans)
         for outcome in ("adopted", "failed", "finished", "orphans"):
             metrics.restored.labels(outcome).inc(getattr(report, outcome))
@@ -128,6 +130,10 @@ class Reconciler:
             _log.error("adopt.failed", sandbox=record.id, error=repr(error))
             machine.release()
             return False
+        try:
+            await self._machines.network.adopt(record.id, record.workspace, record.network, record.grants)
+        except ClocheError as error:  # it runs on, cut off, and is tried again with the next netd
+            _log.error("network.not_adopted", sandbox=record.id, error=error.message)
         self._capacity.take_over(record.id, record.resources)
         guest = GuestClient(str(machine.agent_socket))
         entry = self._supervisor.resume_watch(replace(record, layer_id=layer), machine, guest)

@@ -119,6 +119,7 @@ class StopVerbs:
             await self._supervisor.move(entry, Event.START)
             slot = await self._machines.boot(meta, record.id, record.layer_id, record.resources)
             await self._machines.restore(slot)
+            await self._machines.plug_in(record)
             await self._machines.renew(slot, booted=True)
             if slot.disk_mb < record.resources.disk_mb:  # of a restore that did not come so far
                 await self._machines.grow_disk(slot, record.resources.disk_mb)
@@ -150,6 +151,7 @@ class StopVerbs:
             await slot.guest.aclose()
             await slot.machine.kill()
             slot.machine.release()
+            await self._machines.unplug(entry.record.id)
         self._room.give_back(entry.record.id)
         if entry.record.status is Status.STARTING:
             await self._supervisor.move(entry, Event.UNDONE, process=None)

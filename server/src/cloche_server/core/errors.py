@@ -108,6 +108,13 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "guest.exhausted": ErrorSpec("the sandbox has no process, memory or descriptor left"),
     "guest.protocol": ErrorSpec("the agent in the sandbox answered with nonsense"),
     "guest.error": ErrorSpec("an operation inside the sandbox failed"),
+    # the network
+    "network.unavailable": ErrorSpec(
+        "the network of the sandbox cannot be made or changed now", retryable=True, action="try again"
+    ),
+    "network.off": ErrorSpec(
+        "this server gives its sandboxes no network", action="the operator can start it with `--network on`"
+    ),
     "capacity.unavailable": ErrorSpec(
         "the host has no room for another sandbox now", retryable=True, action="try again later"
     ),

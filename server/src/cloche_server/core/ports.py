@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from cloche_server.core.network import NetworkPolicy, SecretGrant
 from cloche_server.core.records import Isolation, ProcessRef, Shape
 
 
@@ -144,8 +145,48 @@ class Machine(Protocol):
         """Lets go of the process, which runs on."""
 
 
+class Card(Protocol):
+    """An open tap device. `fd`: what a VMM inherits."""
+
+    @property
+    def fd(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """The slots of machines, and what carries their traffic. Without a network of its own a host has cards that lead
+    nowhere, and every policy is kept by itself."""
+
+    @property
+    def enabled(self) -> bool: ...
+    async def open(self, machine_id: str) -> Card | None:
+        """A slot for a machine, in place of one it may have, and its card. Nothing that it sends is carried yet. Raises
+        `network.unavailable`."""
+
+    async def admit(
+        self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
+    ) -> None:
+        """From now on what its policy allows is carried. Raises `network.unavailable`."""
+
+    async def change(self, machine_id: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]) -> int:
+        """Another policy for a machine; returns how many connections it has cut. Raises `network.unavailable`."""
+
+    async def close(self, machine_id: str) -> None:
+        """Ends its connections and removes its slot. Idempotent."""
+
+    async def adopt(
+        self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
+    ) -> None:
+        """As `admit`, for a machine of an earlier server; one without a slot stays without. Raises
+        `network.unavailable`."""
+
+    async def take_stock(self, living: Collection[str]) -> int:
+        """At a start: removes every slot that is of none of these machines; returns how many."""
+
+
 class Engine(Protocol):
-    """Runs machines. Every method leaves nothing behind when it raises."""
+    """Runs machines. Every method leaves nothing behind when it raises. `nic`: descriptor of a tap device that the
+    machine inherits; None: its card leads nowhere."""
 
     @property
     def isolation(self) -> Isolation: ...
@@ -154,13 +195,28 @@ class Engine(Protocol):
         """Two templates may share machines only when this is equal: VMM version, acceleration, CPU model."""
 
     async def launch(
-        self, machine_id: str, directory: Path, template: BakedTemplate, disk: Path, state: SavedState | None = None
+        self,
+        machine_id: str,
+        directory: Path,
+        template: BakedTemplate,
+        disk: Path,
+        state: SavedState | None = None,
+        *,
+        nic: int | None = None,
     ) -> Machine:
         """Starts a process on the layer `disk` that waits for `Machine.restore`, of its template or of `state`.
         Raises `sandbox.boot_failed`, `template.corrupt`."""
 
     async def boot(
-        self, machine_id: str, directory: Path, files: BootFiles, shape: Shape, memory: Path, disk: Path
+        self,
+        machine_id: str,
+        directory: Path,
+        files: BootFiles,
+        shape: Shape,
+        memory: Path,
+        disk: Path,
+        *,
+        nic: int | None = None,
     ) -> Machine:
         """Boots the layer `disk` cold; `memory` is a file of zeros that is mapped privately."""
 
@@ -179,6 +235,8 @@ class Engine(Protocol):
         work: Path,
         prepare: Callable[[Path], Awaitable[None]],
         progress: Callable[[str], None],
+        *,
+        nic: int | None = None,
     ) -> None:
         """Boots cold in `work`, runs `prepare(agent_socket)`, and writes `mem`, `dev`, `disk.qcow2` and
         `overlay.qcow2` into `directory`, which will become `templates/<template_id>`."""

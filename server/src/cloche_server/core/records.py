@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from cloche_server.core.lifecycle import Status
+from cloche_server.core.network import NetworkPolicy, SecretGrant
 from cloche_server.core.walls import Walls, moved
 
 #: Metadata keys with this prefix are write-only: they never come back in an answer.
@@ -161,6 +162,8 @@ class Sandbox:
     cpu_origin: float = 0.0
     #: The budget that its usage counts against.
     account_id: str | None = None
+    network: NetworkPolicy = field(default_factory=NetworkPolicy)
+    grants: tuple[SecretGrant, ...] = ()
 
     @property
     def deadline(self) -> float | None:

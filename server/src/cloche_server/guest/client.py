@@ -6,6 +6,7 @@ import base64
 import re
 import time
 from collections.abc import Awaitable, Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from ..core.errors import ClocheError
@@ -83,6 +84,8 @@ class GuestClient(FileCalls):
             body["warm"] = True
         if request.thaw:
             body["thaw"] = True
+        if request.network is not None:
+            body["network"] = asdict(request.network)
         if request.time_now:
             await self._caller.connect(min(timeout, self._caller.connect_timeout))
             body["time_ns"] = time.time_ns()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cloche_server.core.network import GUEST_MAC
 from cloche_server.engine.qemu.nodes import rw_tag
 
 #: Name of the virtio-serial port of the agent, host and guest side.
@@ -69,6 +70,8 @@ class VmPlan:
     agent_fd: int
     console_fd: int
     boot: ColdBoot | None = None
+    #: An open tap device that QEMU inherits; None: a network card whose cable leads nowhere.
+    nic_fd: int | None = None
     #: Writes its memory to the file `memory`, which a bake keeps; all others only read it.
     keeps_memory: bool = False
 
@@ -76,16 +79,6 @@ class VmPlan:
 #: Set of descriptors of the console's log; those of the disk follow.
 _CONSOLE_SET = 1
 _DISK_SETS = 2
-
-
-#: What stood where `_host_side` stands now when digests were first made. It is no part of what a guest sees, so
-#: templates and saved memory of that time are still good.
-_HOST_SIDE_IN_DIGESTS = (
-    *("-chardev", "file,id=console,path=console.log,append=on", "-serial", "chardev:console"),
-    *("-chardev", "socket,id=qmp,fd=0,server=on,wait=off", "-mon", "chardev=qmp,mode=control"),
-    *("-drive", "id=d0,if=none,file=disk,format=qcow2,werror=enospc,rerror=report,discard=unmap"),
-    *("-device", "virtio-blk-device,drive=d0"),
-)
 
 
 def build_argv(plan: VmPlan) -> list[str]:
@@ -131,6 +124,8 @@ def _devices(plan: VmPlan) -> list[str]:
         *("-chardev", f"socket,id=agent,fd={plan.agent_fd},server=on,wait=off"),
         *("-device", f"virtserialport,chardev=agent,name={AGENT_PORT}"),
         *("-device", "virtio-rng-device"),
+        *("-netdev", "hubport,id=n0,hubid=0" if plan.nic_fd is None else f"tap,id=n0,fd={plan.nic_fd}"),
+        *("-device", f"virtio-net-device,netdev=n0,mac={GUEST_MAC}"),
     ]
 
 
@@ -175,10 +170,10 @@ def _blockdev(plan: VmPlan) -> dict[str, Any]:
 
 def machine_digest(accel: str) -> str:
     """Eight hex digits that change with anything in the command line a snapshot depends on: a template baked
-    under another one is baked anew."""
+    under another one is baked anew. How files come to QEMU is no part of it."""
     boot = ColdBoot(Path("kernel"), Path("initrd"), tsc_khz=1)
     plan = VmPlan("qemu", "any", accel, 1, 1, Path("memory"), "any", (), 1, 0, 0, 0, boot, keeps_memory=True)
-    words = [*_machine(plan), *_HOST_SIDE_IN_DIGESTS, *_devices(plan), *_start(plan)]
+    words = [*_machine(plan), *"virtio-blk-device", *_devices(plan), *_start(plan)]
     return hashlib.sha256("\0".join(words).encode()).hexdigest()[:8]
 
 

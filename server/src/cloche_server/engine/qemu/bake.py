@@ -30,6 +30,7 @@ async def bake(
     work: Path,
     prepare: Callable[[Path], Awaitable[None]],
     progress: Callable[[str], None],
+    nic: int | None,
 ) -> None:
     """Writes `mem`, `dev`, `disk.qcow2` and `overlay.qcow2` into `directory`, which exists, is empty, and will
     be renamed to `templates/<template_id>`. `work` is an empty directory for the running machine.
@@ -43,7 +44,9 @@ async def bake(
     memory = directory / "mem"
     await asyncio.to_thread(_make_sparse, memory, shape.memory_mb)
     try:
-        machine = await engine.start_cold("bake-" + template_id, work, boot, shape, memory, directory / "disk.qcow2")
+        machine = await engine.start_cold(
+            "bake-" + template_id, work, boot, shape, memory, directory / "disk.qcow2", nic=nic
+        )
     except ClocheError as error:
         if error.code != "sandbox.boot_failed":
             raise

@@ -36,29 +36,53 @@ class QemuEngine:
     def fingerprint(self) -> str:
         config = self._config
         cpu = CPU_MODEL[config.accel] if config.accel == "tcg" else f"host:{host_machine.cpu_model()}"
-        return f"qemu {config.facts.version_text} {config.accel} {cpu} {machine_digest(config.accel)}"
+        card = "tap" if config.taps else "none"
+        return f"qemu {config.facts.version_text} {config.accel} {cpu} {machine_digest(config.accel)} net={card}"
 
     async def launch(
-        self, machine_id: str, directory: Path, template: BakedTemplate, disk: Path, state: SavedState | None = None
+        self,
+        machine_id: str,
+        directory: Path,
+        template: BakedTemplate,
+        disk: Path,
+        state: SavedState | None = None,
+        *,
+        nic: int | None = None,
     ) -> QemuMachine:
         memory = template.directory / "mem"
         if state is not None and state.memory is not None:
             memory = state.memory
-        start = Start(machine_id, directory, template.shape, memory, disk)
+        start = Start(machine_id, directory, template.shape, memory, disk, nic)
         if state is None:
             return await self._started(start, template.directory / "dev")
         return await self._started(start, state.device_state, state.pages)
 
     async def start_cold(
-        self, machine_id: str, directory: Path, files_: BootFiles, shape: Shape, memory: Path, disk: Path
+        self,
+        machine_id: str,
+        directory: Path,
+        files_: BootFiles,
+        shape: Shape,
+        memory: Path,
+        disk: Path,
+        *,
+        nic: int | None = None,
     ) -> QemuMachine:
         """Boots `disk` from a kernel, for a bake: it writes to the file `memory`."""
-        return await self._cold(machine_id, directory, files_, shape, memory, disk, keeps_memory=True)
+        return await self._cold(machine_id, directory, files_, shape, memory, disk, nic, keeps_memory=True)
 
     async def boot(
-        self, machine_id: str, directory: Path, files: BootFiles, shape: Shape, memory: Path, disk: Path
+        self,
+        machine_id: str,
+        directory: Path,
+        files: BootFiles,
+        shape: Shape,
+        memory: Path,
+        disk: Path,
+        *,
+        nic: int | None = None,
     ) -> QemuMachine:
-        return await self._cold(machine_id, directory, files, shape, memory, disk, keeps_memory=False)
+        return await self._cold(machine_id, directory, files, shape, memory, disk, nic, keeps_memory=False)
 
     async def _cold(
         self,
@@ -68,11 +92,12 @@ class QemuEngine:
         shape: Shape,
         memory: Path,
         disk: Path,
+        nic: int | None,
         *,
         keeps_memory: bool,
     ) -> QemuMachine:
         boot = ColdBoot(files_.kernel, files_.initrd, host_machine.tsc_khz())
-        start = Start(machine_id, directory, shape, memory, disk, boot, keeps_memory=keeps_memory)
+        start = Start(machine_id, directory, shape, memory, disk, nic, boot, keeps_memory=keeps_memory)
         return await self._started(start, None)
 
     async def _started(self, start: Start, device_state: Path | None, pages: Pages | None = None) -> QemuMachine:
@@ -145,10 +170,12 @@ class QemuEngine:
         work: Path,
         prepare: Callable[[Path], Awaitable[None]],
         progress: Callable[[str], None],
+        *,
+        nic: int | None = None,
     ) -> None:
         from cloche_server.engine.qemu.bake import bake  # the driver and its baker need each other
 
-        await bake(self, template_id, files, shape, directory, work, prepare, progress)
+        await bake(self, template_id, files, shape, directory, work, prepare, progress, nic)
 
 
 def _memory_file(pid: int) -> Path:

@@ -40,18 +40,21 @@ class QemuConfig:
     launcher: Launcher
     wall: wall.Wall | None
     file_limit_mb: int
+    #: Whether machines get tap devices: what is saved of one with and of one without do not fit each other.
+    taps: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """One machine that is to be started; `directory` exists or its parent does. `boot` None: it waits for its
-    restore."""
+    restore. `nic`: a tap device of ours; None: its card leads nowhere."""
 
     machine_id: str
     directory: Path
     shape: Shape
     memory: Path
     disk: Path
+    nic: int | None = None
     boot: ColdBoot | None = None
     #: Writes its memory to the file.
     keeps_memory: bool = False
@@ -109,6 +112,7 @@ def spawn(config: QemuConfig, start: Start) -> ProcessRef:
             agent_fd=agent_fd,
             console_fd=console_fd,
             boot=boot,
+            nic_fd=None if start.nic is None else hands.give(start.nic),
             keeps_memory=start.keeps_memory,
         )
         limits = {"CORE": 0, "FSIZE": config.file_limit_mb * _MIB}

@@ -1,0 +1,10 @@
+"""`python -m cloche_server.netd`."""
+
+from __future__ import annotations
+
+import sys
+
+from cloche_server.netd.main import main
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
