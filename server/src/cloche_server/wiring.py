@@ -72,10 +72,8 @@ class HostNetwork:
     """The network while a server runs: slots that are kept ready, and netd."""
 
     def __init__(self, settings: Settings) -> None:
-        told = {
-            "resolvers": [part.strip() for part in settings.network_resolvers.split(",") if part.strip()],
-            "proxy": settings.network_proxy,
-        }
+        resolvers = [part.strip() for part in settings.network_resolvers.split(",") if part.strip()]
+        told = {"resolvers": resolvers or None, "proxy": settings.network_proxy or None}
         self._netd = Netd(settings.data, settings.uid_base, told) if settings.network == "on" else None
         self.network = build_network(settings, self._netd)
 

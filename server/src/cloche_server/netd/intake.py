@@ -96,7 +96,7 @@ class Intake:
             if self._closed or not flow.was_cut:
                 raise
         except Exception as error:  # noqa: BLE001 - a connection that fails in a way nobody thought of
-            self._session.shared.report(f"a connection failed: {type(error).__name__}")
+            self._session.shared.report_failure("a connection", error)
             reset(guest)
         finally:
             guest.close()

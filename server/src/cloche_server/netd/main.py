@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import codecs
 import contextlib
 import fcntl
 import gc
@@ -22,6 +23,7 @@ import dns.rdatatype
 import uvloop
 
 from cloche_server.host import privileges
+from cloche_server.host.addresses import local_addresses
 from cloche_server.host.fdlink import listen
 from cloche_server.netd.control import Control
 from cloche_server.netd.flow import HttpEngine
@@ -85,7 +87,9 @@ def _load_everything() -> None:
             dns.rdata.get_rdata_class(dns.rdataclass.IN, kind)  # type: ignore[no-untyped-call]
     dns.message.from_text("id 1\nopcode QUERY\n;QUESTION\na. IN A\n;ANSWER\na. 1 IN A 1.2.3.4\n").to_wire()
     dns.message.make_query("a.", "A", use_edns=0).to_wire()
-    "é.example".encode("idna")
+    for encoding in ("ascii", "latin-1", "utf-8", "idna", "punycode"):
+        codecs.lookup(encoding)
+    local_addresses()
     with contextlib.suppress(OSError):
         socket.getaddrinfo("127.0.0.1", 1)
 

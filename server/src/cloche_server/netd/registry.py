@@ -96,7 +96,8 @@ class Registry:
     # ------------------------------------------------------------------ operations
 
     def _hello(self, _message: Mapping[str, Any]) -> dict[str, Any]:
-        return {"version": PROTOCOL, "epoch": self._epoch, "sandboxes": sorted(self._attached)}
+        wired = self._shared.engine is not None
+        return {"version": PROTOCOL, "epoch": self._epoch, "http": wired, "sandboxes": sorted(self._attached)}
 
     def _configure(self, message: Mapping[str, Any]) -> dict[str, Any]:
         self._shared.configure(message)

@@ -194,7 +194,7 @@ class UdpResolver:
         except OSError:
             pass  # the guest does not listen any more
         except Exception as error:  # noqa: BLE001 - whatever a question does, it ends none of the others
-            self._session.shared.report(f"a question failed: {type(error).__name__}")
+            self._session.shared.report_failure("a question", error)
 
     def close(self) -> None:
         for sock in self._socks:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ipaddress
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from cloche_server.core.addresses import Address, Network
@@ -59,6 +61,13 @@ class Shared:
     never: Collection[Network] = ()
     engine: HttpEngine | None = None
     report: Callable[[str], None] = lambda _line: None
+
+    def report_failure(self, what: str, error: BaseException) -> None:
+        """Where something failed that should not; never the text of the exception, which may quote a guest or a
+        secret."""
+        frames = traceback.extract_tb(error.__traceback__)[-4:]
+        where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(frames))
+        self.report(f"{what} failed: {type(error).__name__} at {where}")
 
     def configure(self, message: Mapping[str, Any]) -> None:
         """The operator's part of the `configure` op; fields that are missing stay as they are. Raises KeyError,
