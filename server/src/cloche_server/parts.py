@@ -32,6 +32,7 @@ from cloche_server.app.promote_template import Promoter
 from cloche_server.app.reconcile import Reconciler, Report
 from cloche_server.app.restore import Restores
 from cloche_server.app.room import Room
+from cloche_server.app.selftest import SelfTests
 from cloche_server.app.services import Services
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
@@ -152,6 +153,7 @@ class Parts:
             webhooks=_webhooks(settings, WebhookStore(database), supervisor.journal, self._group),
             meters=self.meters,
             budgets=self.spending,
+            selftests=SelfTests(access, machines, catalog),
         )
 
     def _told(self, entry: Entry, kind: str, payload: Mapping[str, object]) -> None:

@@ -88,6 +88,12 @@ class Settings:
     max_cpus: int = _setting(8, "Most vCPUs one sandbox may have.", low=1, high=64)
     max_memory_mb: int = _setting(16384, "Most memory one sandbox may have.", low=128, high=1048576)
     max_disk_mb: int = _setting(65536, "Largest disk one sandbox may have.", low=1024, high=1048576)
+    max_disk_mb_per_second: int = _setting(
+        0,
+        "Most MiB per second that one sandbox reads, and writes, on the disk of the host; 0 = no limit.",
+        low=0,
+        high=1048576,
+    )
     max_sandboxes: int = _setting(500, "Most sandboxes at once, pools included.", low=1, high=100000)
     memory_overcommit: float = _setting(
         2.0, "How much of the host's memory may be promised in all (2.0 = twice).", low=0.1, high=100

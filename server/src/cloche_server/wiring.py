@@ -14,8 +14,10 @@ from cloche_server.engine.qemu.driver import QemuEngine
 from cloche_server.engine.qemu.launch import QemuConfig
 from cloche_server.engine.qemu.probe import choose_accel, probe_qemu
 from cloche_server.engine.qemu.wall import Wall, find_root, prove
+from cloche_server.host import cgroups
 from cloche_server.host import machine as host_machine
 from cloche_server.host import network as host_network
+from cloche_server.host.cgroups import Groups
 from cloche_server.host.jail import Launcher
 from cloche_server.host.uids import claim
 from cloche_server.network.link import Netd
@@ -45,7 +47,10 @@ async def build_wall(settings: Settings, binary: str, accel: str, launcher: Laun
     """What locks machines in, after it was tried. Raises `host.unsupported`."""
     root = await find_root(binary, kvm=accel == "kvm")
     uids = await asyncio.to_thread(claim, settings.data, settings.uid_base)
-    wall = Wall(root, uids)
+    groups = Groups(await asyncio.to_thread(cgroups.probe), uids.name)
+    bps = settings.max_disk_mb_per_second * 1024 * 1024
+    device = await asyncio.to_thread(cgroups.device_of, settings.data) if bps else ""
+    wall = Wall(root, uids, groups, bps if device else 0, device)
     await prove(launcher, wall, binary)
     return wall
 

@@ -104,6 +104,8 @@ class Reconciler:
         orphans = await self._sweep(records, found)
         orphans += await self._take_stock()
         running = {entry.record.id for entry in self._supervisor.entries() if entry.machine is not None}
+        await asyncio.to_thread(self._machines.engine.clear_up, running)
+        running = {entry.record.id for entry in self._supervisor.entries() if entry.machine is not None}
         await self._machines.network.take_stock(running)
         report = Report(adopted, failed, finished, orphans)
         for outcome in ("adopted", "failed", "finished", "orphans"):

@@ -20,6 +20,7 @@ from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.restore import Restores
+from cloche_server.app.selftest import SelfTests
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.stop import StopVerbs
@@ -59,5 +60,6 @@ class Services:
     webhooks: Webhooks
     meters: Meters
     budgets: BudgetVerbs
+    selftests: SelfTests
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from cloche_server.core.network import NetworkPolicy, SecretGrant
+from cloche_server.core.probes import Probe
 from cloche_server.core.records import Isolation, ProcessRef, Shape
 
 
@@ -138,6 +139,10 @@ class Machine(Protocol):
     async def kill(self) -> None:
         """Ends the process at once and waits until it is gone."""
 
+    def probe(self, disk: Path, memory: Path) -> Sequence[Probe]:
+        """Tries the wall around its process from the host's side. `disk`: the layer it writes to, `memory`: the file on
+        the host that it has mapped. Blocking."""
+
     async def tend(self) -> None:
         """House-keeping every few seconds: bounds the console log, goes on after a full disk."""
 
@@ -225,6 +230,9 @@ class Engine(Protocol):
 
     def find(self, root: Path) -> dict[str, ProcessRef]:
         """Every VMM process whose directory is below `root`, by machine id: the truth about orphans."""
+
+    def clear_up(self, living: Collection[str]) -> None:
+        """At a start: removes what machines have left that are none of these. Blocking."""
 
     async def bake(
         self,

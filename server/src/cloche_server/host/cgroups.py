@@ -159,7 +159,8 @@ class Groups:
 
     def remove(self, machine: str) -> bool:
         """Removes the groups of a machine that has ended. False when a process is still in one."""
-        return all([_remove(folder) for folder in dict.fromkeys(self._folders(machine).values())])
+        removed = [_remove(folder) for folder in dict.fromkeys(self._folders(machine).values())]
+        return all(removed)
 
     def machines(self) -> set[str]:
         """The names of all groups there are."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cloche_server.host import process, zygote
+from cloche_server.host.seccomp import jail_filter
 
 NAMESPACES: Final = ("mnt", "uts", "ipc", "pid", "net")
 _SCRIPT: Final = Path(zygote.__file__)
@@ -100,6 +101,7 @@ def request_of(program: Program, status: int) -> tuple[dict[str, Any], list[int]
             "groups": list(jail.groups),
             "hostname": jail.hostname,
             "oom_score": jail.oom_score,
+            "filter": jail_filter().hex(),
             "links": [list(link) for link in jail.root.links],
             "binds": [_bind(one) for one in jail.root.binds],
             "trees": [[place(fd), target] for target, fd in jail.trees],

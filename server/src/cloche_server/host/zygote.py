@@ -37,13 +37,20 @@ MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 24, 38, 47
-_PR_SET_SECUREBITS = 28
+_PR_SET_SECUREBITS, _PR_SET_SECCOMP = 28, 22
 #: No privilege comes with uid 0, or stays over a change of uid, and none of this can be changed any more.
 _SECUREBITS = 0b11101111
 _CAPABILITY_V3 = 0x20080522
 _FIRST_PARKED = 600
 PACKET = 200_000
 FDS_AT_ONCE = 200
+
+
+class _Filter(ctypes.Structure):
+    """struct sock_fprog"""
+
+    _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
+
 
 #: Does not give up the interpreter's lock, which a clone could not take again.
 _libc = ctypes.PyDLL(None, use_errno=True)
@@ -157,6 +164,9 @@ def _give_up_privileges(jail: dict[str, Any]) -> None:
     none = (ctypes.c_uint32 * 6)()
     _check(_libc.syscall(ctypes.c_long(_SYS_CAPSET), header, none), "capset")
     _check(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    code = ctypes.create_string_buffer(bytes.fromhex(jail["filter"]))
+    program = _Filter((len(code) - 1) // 8, ctypes.addressof(code))
+    _check(_libc.prctl(_PR_SET_SECCOMP, 2, ctypes.byref(program), 0, 0), "seccomp")
 
 
 # ------------------------------------------------------------------ the launcher

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from cloche_server.core.errors import ClocheError
@@ -19,6 +19,9 @@ from cloche_server.engine.qemu.wall import MEMORY
 from cloche_server.host import machine as host_machine
 from cloche_server.host import process, uids
 from cloche_server.host.watch import ProcessWatch
+from cloche_server.telemetry import log
+
+_log = log.get("engine")
 
 
 class QemuEngine:
@@ -111,7 +114,7 @@ class QemuEngine:
                 cancelled = error
         if cancelled is not None:
             if starting.exception() is None:
-                await asyncio.to_thread(process.end_child, starting.result().pid)
+                await asyncio.to_thread(self._end, start, starting.result())
             raise cancelled
         try:
             ref = starting.result()
@@ -122,13 +125,13 @@ class QemuEngine:
         try:
             watch = ProcessWatch.open(ref)
         except OSError as error:
-            process.end_child(ref.pid)
+            self._end(start, ref)
             raise _launch_error(error) from error
         if watch is None:
-            process.end_child(ref.pid)
+            self._end(start, ref)
             raise ClocheError("sandbox.boot_failed", "QEMU ended at once", details={"qemu": _log_tail(start.directory)})
         memory = start.memory if self._config.wall is None else MEMORY
-        machine = QemuMachine(start.machine_id, start.directory, watch, memory, device_state, pages)
+        machine = QemuMachine(start.machine_id, start.directory, watch, memory, device_state, pages, self._config)
         try:
             await machine.connect(timeout=30)
         except BaseException as error:
@@ -140,11 +143,15 @@ class QemuEngine:
             raise
         return machine
 
+    def _end(self, start: Start, ref: ProcessRef) -> None:
+        process.end_child(ref.pid)
+        self._config.forget(start.machine_id)
+
     async def adopt(self, machine_id: str, directory: Path, ref: ProcessRef) -> QemuMachine | None:
         watch = ProcessWatch.open(ref)
         if watch is None:
             return None
-        machine = QemuMachine(machine_id, directory, watch, _memory_file(ref.pid), None)
+        machine = QemuMachine(machine_id, directory, watch, _memory_file(ref.pid), None, None, self._config)
         try:
             await machine.connect()
             await machine.look()
@@ -156,6 +163,10 @@ class QemuEngine:
 
     def find(self, root: Path) -> dict[str, ProcessRef]:
         return find_machines(root)
+
+    def clear_up(self, living: Collection[str]) -> None:
+        if self._config.wall is not None and (left := self._config.wall.groups.sweep(living)):
+            _log.warning("cgroups.not_removed", groups=left)
 
     def close(self) -> None:
         """Lets go of what starts processes; the machines run on."""

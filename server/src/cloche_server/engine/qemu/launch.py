@@ -19,6 +19,9 @@ from cloche_server.engine.qemu.nodes import node_of
 from cloche_server.engine.qemu.probe import QemuFacts
 from cloche_server.host import mounts, overlay, process
 from cloche_server.host.jail import Jail, Launcher, Program
+from cloche_server.telemetry import log
+
+_log = log.get("launch")
 
 NAME_PREFIX: Final = "cloche-"
 #: Holds the user id of the machine's process; written by the server, which alone may look there.
@@ -26,8 +29,6 @@ UID_FILE: Final = "uid"
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 _FIRST_FD: Final = 3
 _MIB: Final = 1024 * 1024
-#: Beside the vCPUs: the main loop and the threads that do I/O.
-_THREADS: Final = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,11 @@ class QemuConfig:
     file_limit_mb: int
     #: Whether machines get tap devices: what is saved of one with and of one without do not fit each other.
     taps: bool = True
+
+    def forget(self, machine_id: str) -> None:
+        """Removes what a machine that has ended leaves beside its directory. Blocking, for a moment."""
+        if self.wall is not None and not self.wall.groups.remove(machine_id):
+            _log.warning("cgroup.not_removed", machine=machine_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +123,14 @@ def spawn(config: QemuConfig, start: Start) -> ProcessRef:
         )
         limits = {"CORE": 0, "FSIZE": config.file_limit_mb * _MIB}
         if jail is not None:
-            limits["NPROC"] = start.shape.cpus + _THREADS
-        program = Program(tuple(build_argv(plan)), hands.fds, jail, start.directory, limits=limits)
-        pid = config.launcher.start(program)
+            limits["NPROC"] = start.shape.cpus + wall.MOST_THREADS
+        groups = _join(config, start, hands)
+        program = Program(tuple(build_argv(plan)), hands.fds, jail, start.directory, groups, limits)
+        try:
+            pid = config.launcher.start(program)
+        except BaseException:
+            config.forget(start.machine_id)
+            raise
     try:
         # A process that has ended already has no start time; the pair is then recognised as dead.
         return ProcessRef(pid, process.start_time(pid) or 0)
@@ -166,6 +177,17 @@ def _lock_in(config: QemuConfig, start: Start, hands: Handover) -> tuple[Jail | 
         boot = ColdBoot(wall.KERNEL, wall.INITRD, boot.tsc_khz)
     jail = config.wall.jail(uid, start.directory.absolute(), trees=tuple(trees), groups=tuple(sorted(groups)))
     return jail, wall.MEMORY, boot
+
+
+def _join(config: QemuConfig, start: Start, hands: Handover) -> tuple[int, ...]:
+    """The groups that limit the machine."""
+    if config.wall is None:
+        return ()
+    limits = config.wall.limits(start.shape, config.tcg_buffer_mb if config.accel == "tcg" else 0)
+    fds, failures = config.wall.groups.make(start.machine_id, limits)
+    if failures:
+        _log.warning("cgroup.incomplete", machine=start.machine_id, failures=failures)
+    return tuple(hands.owned(fd) for fd in fds)
 
 
 def _readable_by_group(path: Path, of: wall.Wall) -> int:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ports import Captured, MachineCondition, MachineExit, Pages, Reading
+from cloche_server.core.probes import Probe
 from cloche_server.core.records import ProcessRef
 from cloche_server.engine.qemu.argv import fd_name
 from cloche_server.engine.qemu.capture import capture
+from cloche_server.engine.qemu.launch import QemuConfig
 from cloche_server.engine.qemu.nodes import active_node
+from cloche_server.engine.qemu.probes import Suspect, probe_vmm
 from cloche_server.engine.qemu.qmp import QmpClient, QmpError, QmpLost
 from cloche_server.engine.qemu.qmp_codec import QmpEvent
 from cloche_server.host.pages import find_region, write_in
@@ -44,14 +47,17 @@ class QemuMachine:
         memory: Path,
         device_state: Path | None,
         pages: Pages | None = None,
+        config: QemuConfig | None = None,
     ) -> None:
-        """`memory`: the file it has mapped. `device_state` and `pages`: what `restore` loads."""
+        """`memory`: the file it has mapped. `device_state` and `pages`: what `restore` loads. `config`: how
+        it was started; without it nothing is cleared up after it."""
         self._id = machine_id
         self._directory = directory
         self._watch = watch
         self._memory = memory
         self._device_state = device_state
         self._pages = pages
+        self._config = config
         self._qmp: QmpClient | None = None
         self._condition = MachineCondition.OK
         self._guest_shutdown = False
@@ -244,6 +250,7 @@ class QemuMachine:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_EVENTS_TIMEOUT):
                     await self._qmp.closed.wait()
+        await asyncio.to_thread(self._forget)
         clean = status.code == 0 or (status.code is None and status.signal is None)
         return MachineExit(status.code, status.signal, guest_shutdown=self._guest_shutdown and clean)
 
@@ -256,12 +263,21 @@ class QemuMachine:
             raise ClocheError(
                 "internal", f"the VMM process {self.ref.pid} did not end within {KILL_TIMEOUT:g} s of SIGKILL"
             ) from None
+        await asyncio.to_thread(self._forget)
         self.release()
 
     def release(self) -> None:
         if self._qmp is not None:
             self._qmp.close()
         self._watch.close()
+
+    def probe(self, disk: Path, memory: Path) -> Sequence[Probe]:
+        wall = self._config.wall if self._config is not None else None
+        return probe_vmm(wall, Suspect(self._id, self.ref.pid, self._directory, disk, memory))
+
+    def _forget(self) -> None:
+        if self._config is not None:
+            self._config.forget(self._id)
 
     async def tend(self) -> None:
         for name in ("console.log", "qemu.log"):

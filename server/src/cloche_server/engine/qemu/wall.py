@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Final
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.records import Shape
 from cloche_server.host import process
+from cloche_server.host.cgroups import Groups, Limits
 from cloche_server.host.jail import Bind, Jail, Launcher, Program, Root
 from cloche_server.host.uids import RUN, UidBlock
 
@@ -21,6 +23,12 @@ BASE: Final = RUN / "root"
 MEMORY: Final = Path("/mem")
 KERNEL: Final = Path("/kernel")
 INITRD: Final = Path("/initrd")
+#: Memory of a QEMU beside its guest's and its translations: code, tables of disks, buffers, page tables, and what it
+#: keeps of its disk in the page cache. Idle it is some 30 MiB, and with a busy disk and network under 100.
+OVERHEAD_MB: Final = 256
+#: Beside the vCPUs: the main loop and the threads that do I/O.
+SPARE_CPU: Final = 0.25
+MOST_THREADS: Final = 200
 _LIBRARY: Final = re.compile(r"(/\S+)(?= \(0x)")
 #: More likely to be ended than the server when the host runs out of memory.
 OOM_SCORE: Final = 300
@@ -32,6 +40,17 @@ class Wall:
 
     root: Root
     uids: UidBlock
+    groups: Groups
+    #: Bytes per second that a machine reads, and writes, and the disk that this is about; 0: no limit.
+    disk_bps: int = 0
+    device: str = ""
+
+    def limits(self, shape: Shape, tcg_buffer_mb: int) -> Limits:
+        """What a machine of this shape may use. `tcg_buffer_mb`: 0 where the processor itself runs the guest."""
+        memory_mb = shape.memory_mb + shape.memory_mb // 64 + tcg_buffer_mb + OVERHEAD_MB
+        cpus = shape.cpus + SPARE_CPU
+        pids = shape.cpus + MOST_THREADS
+        return Limits(cpus, shape.cpus, memory_mb * 1024 * 1024, pids, self.disk_bps, self.device)
 
     def jail(self, uid: int, cwd: Path, *, trees: tuple[tuple[str, int], ...], groups: tuple[int, ...]) -> Jail:
         return Jail(self.root, uid, BASE, cwd, groups, trees, oom_score=OOM_SCORE)
