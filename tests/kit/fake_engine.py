@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +25,7 @@ from cloche_server.core.ports import (
     Reading,
     SavedState,
 )
+from cloche_server.core.probes import Probe
 from cloche_server.core.records import Isolation, ProcessRef, Shape
 from cloche_server.host.pages import PAGE, Pages
 from cloche_server.storage.layers import read_header
@@ -157,8 +158,8 @@ class FakeMachine:
         await self._world.pass_by("Machine.resume")
         self.runs = True
 
-    async def active_layer(self) -> Path:
-        return self.disk
+    async def active_layer(self) -> str:
+        return self.disk.stem
 
     async def capture(
         self, *, memory: bool, new_layer: Path | None, recorded: Callable[[], Awaitable[None]] | None, goes_on: bool
@@ -207,6 +208,9 @@ class FakeMachine:
     async def kill(self) -> None:
         await self._world.pass_by("Machine.kill")
         self.die()
+
+    def probe(self, disk: Path, memory: Path) -> Sequence[Probe]:
+        return [Probe("vmm.fake", True, f"{disk.stem} over {memory.name}")]
 
     async def tend(self) -> None:
         await self._world.pass_by("Machine.tend")
@@ -284,6 +288,9 @@ class FakeEngine:
 
     def find(self, root: Path) -> dict[str, ProcessRef]:
         return {name: machine.ref for name, machine in self.world.alive.items()}
+
+    def clear_up(self, living: Collection[str]) -> None:
+        self.world.calls.append(f"Engine.clear_up {sorted(living)}")
 
     async def bake(self, *_: object, nic: int | None = None) -> None:
         await self.world.pass_by("Engine.bake")

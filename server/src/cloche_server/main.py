@@ -17,6 +17,7 @@ from cloche_server.api.protocol import protocol_for
 from cloche_server.app.services import Services
 from cloche_server.app.tend import tend
 from cloche_server.core.errors import ClocheError
+from cloche_server.engine.qemu.driver import QemuEngine
 from cloche_server.host.instance import Instance
 from cloche_server.parts import Parts
 from cloche_server.settings import Settings
@@ -62,6 +63,12 @@ class Main:
 
     async def _serve(self, database: Database, instance: Instance, listener: socket.socket) -> None:
         engine, reason = await build_engine(self.settings)
+        with contextlib.closing(engine):
+            await self._run(database, instance, listener, engine, reason)
+
+    async def _run(
+        self, database: Database, instance: Instance, listener: socket.socket, engine: QemuEngine, reason: str
+    ) -> None:
         network = HostNetwork(self.settings)
         _log.info("server.starting", version=__version__, accel=engine.isolation.accel, why=reason)
         async with asyncio.TaskGroup() as group:

@@ -37,6 +37,7 @@ from cloche_server.app.reconcile import Reconciler, Report
 from cloche_server.app.restore import Restores
 from cloche_server.app.room import Room
 from cloche_server.app.secrets import Secrets
+from cloche_server.app.selftest import SelfTests
 from cloche_server.app.services import Services
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
@@ -167,6 +168,7 @@ class Parts:
             audit=_audit(settings),
             secrets=self.secrets,
             network=NetworkVerbs(access, supervisor, machines.network, self.broker),
+            selftests=SelfTests(access, machines, catalog),
         )
 
     def _told(self, entry: Entry, kind: str, payload: Mapping[str, object]) -> None:

@@ -71,6 +71,19 @@ class Settings:
         choices=("auto", "kvm", "tcg"),
     )
     qemu: str = _setting("qemu-system-x86_64", "QEMU binary, a name on PATH or a path. Version 8.2 or later.")
+    jail: str = _setting(
+        "on",
+        "Whether each QEMU runs in a jail: its own user, namespaces and root, no privileges. `off` runs them as root: "
+        "whoever breaks out of one has the host.",
+        choices=("on", "off"),
+    )
+    uid_base: int = _setting(
+        1_600_000_000,
+        "First of the user ids that jailed processes get; this and the next 536870912 must be nobody else's, as user "
+        "and as group ids.",
+        low=65536,
+        high=3_600_000_000,
+    )
     agent: Path | None = _setting(None, "Guest agent binary; unset looks beside the checkout and in `/usr/lib/cloche`.")
     recipes: Path | None = _setting(None, "Folder of template recipes; unset looks beside the checkout.")
     tcg_buffer_mb: int = _setting(128, "Translation cache of each machine under TCG.", low=32, high=1024)
@@ -79,6 +92,12 @@ class Settings:
     max_cpus: int = _setting(8, "Most vCPUs one sandbox may have.", low=1, high=64)
     max_memory_mb: int = _setting(16384, "Most memory one sandbox may have.", low=128, high=1048576)
     max_disk_mb: int = _setting(65536, "Largest disk one sandbox may have.", low=1024, high=1048576)
+    max_disk_mb_per_second: int = _setting(
+        0,
+        "Most MiB per second that one sandbox reads, and writes, on the disk of the host; 0 = no limit.",
+        low=0,
+        high=1048576,
+    )
     max_sandboxes: int = _setting(500, "Most sandboxes at once, pools included.", low=1, high=100000)
     memory_overcommit: float = _setting(
         2.0, "How much of the host's memory may be promised in all (2.0 = twice).", low=0.1, high=100
@@ -116,12 +135,6 @@ class Settings:
         "",
         "Proxy for all that sandboxes reach, `http://` or `socks5://` with user and password; give it in the "
         "environment or the file, because everybody on the host can read command lines.",
-    )
-    uid_base: int = _setting(
-        1_600_000_000,
-        "First of the numbers of users that this server runs processes as; nobody else may have them.",
-        low=1000,
-        high=4_000_000_000,
     )
     exec_default_timeout: int = _setting(3600, "Timeout of a command when the caller names none.", low=1, high=31536000)
     exec_max_timeout: int = _setting(86400, "Longest timeout of a command.", low=1, high=31536000)

@@ -10,10 +10,16 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from cloche_server.core.errors import ClocheError
-from cloche_server.engine.qemu.driver import QemuConfig, QemuEngine
+from cloche_server.engine.qemu.driver import QemuEngine
+from cloche_server.engine.qemu.launch import QemuConfig
 from cloche_server.engine.qemu.probe import choose_accel, probe_qemu
+from cloche_server.engine.qemu.wall import Wall, find_root, prove
+from cloche_server.host import cgroups
 from cloche_server.host import machine as host_machine
 from cloche_server.host import network as host_network
+from cloche_server.host.cgroups import Groups
+from cloche_server.host.jail import Launcher
+from cloche_server.host.uids import claim
 from cloche_server.network.link import Netd
 from cloche_server.network.networks import Carrier, Networks, NoNetwork
 from cloche_server.network.slots import Slots
@@ -29,7 +35,29 @@ async def build_engine(settings: Settings) -> tuple[QemuEngine, str]:
     facts = await probe_qemu(settings.qemu)
     kernel = await asyncio.to_thread(find_kernel, settings.data)
     accel, reason = await choose_accel(settings.accel, facts, kernel.vmlinuz if kernel else None)
-    return QemuEngine(QemuConfig(facts, accel, settings.tcg_buffer_mb, taps=settings.network == "on")), reason
+    launcher = Launcher()
+    wall = await build_wall(settings, facts.binary, accel, launcher) if settings.jail == "on" else None
+    config = QemuConfig(
+        facts, accel, settings.tcg_buffer_mb, launcher, wall, _file_limit_mb(settings), taps=settings.network == "on"
+    )
+    return QemuEngine(config), reason
+
+
+async def build_wall(settings: Settings, binary: str, accel: str, launcher: Launcher) -> Wall:
+    """What locks machines in, after it was tried. Raises `host.unsupported`."""
+    root = await find_root(binary, kvm=accel == "kvm")
+    uids = await asyncio.to_thread(claim, settings.data, settings.uid_base)
+    groups = Groups(await asyncio.to_thread(cgroups.probe), uids.name)
+    bps = settings.max_disk_mb_per_second * 1024 * 1024
+    device = await asyncio.to_thread(cgroups.device_of, settings.data) if bps else ""
+    wall = Wall(root, uids, groups, bps if device else 0, device)
+    await prove(launcher, wall, binary)
+    return wall
+
+
+def _file_limit_mb(settings: Settings) -> int:
+    """The largest file a machine writes: a full disk with the tables of its qcow2 file, or the memory of a bake."""
+    return max(settings.max_disk_mb + settings.max_disk_mb // 50, settings.max_memory_mb) + 256
 
 
 def build_network(settings: Settings, carrier: Carrier | None = None) -> NoNetwork | Networks:

@@ -73,7 +73,8 @@ async def serve(host: Host, crew: Crew, *, private: bool = False, sender: Any = 
         forks=host.forks, snapshots=host.snapshots, restores=host.restores, promoter=absent, exporter=absent,
         importer=absent, execs=absent, files=absent, consoles=absent, templates=absent,
         tokens=Tokens(tokens, host.clock), meters=host.meters, budgets=host.spending,
-        events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept,
+        events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, selftests=absent,
+        network=absent,
     )  # fmt: skip
     services.ready.set()
     await webhooks.start()

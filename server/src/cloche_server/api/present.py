@@ -42,6 +42,7 @@ def sandbox(record: Sandbox) -> dict[str, Any]:
             "boundary": record.isolation.boundary,
             "vmm": record.isolation.vmm,
             "accel": record.isolation.accel,
+            "jailed": record.isolation.jailed,
         },
         "generation": record.generation,
     }

@@ -180,6 +180,9 @@ class IsolationAnswer(BaseModel):
     boundary: Literal["microvm"]
     vmm: Literal["qemu"]
     accel: Literal["kvm", "tcg"]
+    jailed: bool = Field(
+        description="Its process on the host has a user id, namespaces and a root of its own, and no privileges."
+    )
 
 
 class TerminationAnswer(BaseModel):

@@ -23,7 +23,7 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import expires_at, lifetime_end
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.network import NetworkMode, NetworkPolicy, SecretGrant
-from cloche_server.core.records import BootMode, ExecDefaults, IdleAction, Isolation, Resources, Sandbox
+from cloche_server.core.records import BootMode, ExecDefaults, IdleAction, Resources, Sandbox
 from cloche_server.core.walls import Walls
 from cloche_server.host.clock import Clock
 from cloche_server.settings import Settings
@@ -299,7 +299,7 @@ class Creator:
             template_name=work.meta.template.name,
             template_id=work.meta.template.id,
             resources=work.resources,
-            isolation=Isolation(**_isolation(self._machines)),
+            isolation=self._machines.engine.isolation,
             defaults=ExecDefaults(
                 env={**defaults.env, **request.defaults.env},
                 cwd=request.defaults.cwd or defaults.cwd,
@@ -408,11 +408,6 @@ def _told_as_boot_failure() -> Iterator[None]:
 
 def _slot_size(slot: Slot) -> tuple[int, int, int]:
     return slot.template.shape.cpus, slot.template.shape.memory_mb, slot.disk_mb
-
-
-def _isolation(machines: Machines) -> dict[str, str]:
-    isolation = machines.engine.isolation
-    return {"boundary": isolation.boundary, "vmm": isolation.vmm, "accel": isolation.accel}
 
 
 def invalid(field_name: str, message: str) -> ClocheError:

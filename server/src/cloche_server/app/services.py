@@ -23,6 +23,7 @@ from cloche_server.app.network import NetworkVerbs
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.restore import Restores
 from cloche_server.app.secrets import Secrets
+from cloche_server.app.selftest import SelfTests
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.stop import StopVerbs
@@ -64,6 +65,7 @@ class Services:
     meters: Meters
     budgets: BudgetVerbs
     network: NetworkVerbs
+    selftests: SelfTests
     #: None: no audit log is kept.
     audit: Audit | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)

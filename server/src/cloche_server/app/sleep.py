@@ -256,6 +256,7 @@ class SleepVerbs:
             Event.BOOTED,
             done=True,
             process=slot.machine.ref,
+            isolation=self._machines.engine.isolation,
             started_at=self._clock.now(),
             boot_ms=took,
             boot_mode=BootMode.WAKE,

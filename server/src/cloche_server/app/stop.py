@@ -134,6 +134,7 @@ class StopVerbs:
             entry,
             Event.BOOTED,
             process=slot.machine.ref,
+            isolation=self._machines.engine.isolation,
             started_at=now,
             boot_ms=max(1, round((self._clock.monotonic() - began) * 1000)),
             boot_mode=BootMode.COLD,

@@ -8,12 +8,13 @@ import click
 
 from cloche_server.cli.common import data_option, run_async, settings_from
 from cloche_server.core.errors import ClocheError
+from cloche_server.engine.qemu.found import find_machines
 from cloche_server.host import process
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.instance import find_server
 from cloche_server.settings import Settings
 from cloche_server.store.sandboxes import SandboxStore
-from cloche_server.wiring import build_engine, end_network, open_database, prepare_data
+from cloche_server.wiring import end_network, open_database, prepare_data
 
 
 @click.command()
@@ -42,15 +43,13 @@ def stop(sandboxes: bool, timeout: float, data: str | None) -> None:
 
 
 async def _count(settings: Settings) -> int:
-    engine, _ = await build_engine(settings)
-    return len(engine.find(settings.data / "sandboxes"))
+    return len(find_machines(settings.data / "sandboxes"))
 
 
 async def _end_sandboxes(settings: Settings) -> int:
     """Ends the machines; the next server finds their records, and nothing behind them, and clears up."""
     prepare_data(settings.data)
-    engine, _ = await build_engine(settings)
-    found = engine.find(settings.data / "sandboxes")
+    found = find_machines(settings.data / "sandboxes")
     for ref in found.values():
         process.kill(ref.pid, ref.start_time)
         await process.wait_exit(ref.pid, ref.start_time, 10)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cloche_server.core.network import NetworkPolicy, SecretGrant
+from cloche_server.core.probes import Probe
 from cloche_server.core.records import Isolation, ProcessRef, Sandbox, Shape
 
 
@@ -131,12 +132,16 @@ class Machine(Protocol):
         layer) seals the disk layer it has written to so far; then awaits `recorded`. With `goes_on` it goes on if it
         ran before. Raises `sandbox.capture_failed`; the machine is then as it was before."""
 
-    async def active_layer(self) -> Path:
-        """The file its disk writes to now."""
+    async def active_layer(self) -> str:
+        """The id of the layer its disk writes to now."""
 
     async def wait_exit(self) -> MachineExit: ...
     async def kill(self) -> None:
         """Ends the process at once and waits until it is gone."""
+
+    def probe(self, disk: Path, memory: Path) -> Sequence[Probe]:
+        """Tries the wall around its process from the host's side. `disk`: the layer it writes to, `memory`: the file on
+        the host that it has mapped. Blocking."""
 
     async def tend(self) -> None:
         """House-keeping every few seconds: bounds the console log, goes on after a full disk."""
@@ -239,6 +244,9 @@ class Engine(Protocol):
 
     def find(self, root: Path) -> dict[str, ProcessRef]:
         """Every VMM process whose directory is below `root`, by machine id: the truth about orphans."""
+
+    def clear_up(self, living: Collection[str]) -> None:
+        """At a start: removes what machines have left that are none of these. Blocking."""
 
     async def bake(
         self,

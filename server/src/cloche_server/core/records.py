@@ -87,6 +87,8 @@ class Isolation:
     boundary: str = "microvm"
     vmm: str = "qemu"
     accel: str = "tcg"
+    #: Its process has a user id, namespaces and a root of its own, and no privileges.
+    jailed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
