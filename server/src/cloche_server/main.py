@@ -13,7 +13,7 @@ import uvloop
 
 from cloche_server import __version__
 from cloche_server.api.app import build_app
-from cloche_server.api.protocol import HttpProtocol
+from cloche_server.api.protocol import Sharing, handing_over
 from cloche_server.app.access import Access
 from cloche_server.app.archive_import import Importer
 from cloche_server.app.bake import Baker
@@ -23,6 +23,7 @@ from cloche_server.app.capacity import Capacity
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
+from cloche_server.app.dialing import SandboxDialer
 from cloche_server.app.entry import Entry
 from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
@@ -37,6 +38,7 @@ from cloche_server.app.machines import Machines
 from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.pools import Pools
+from cloche_server.app.ports import Ports
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.reconcile import Reconciler, Report
 from cloche_server.app.restore import Restores
@@ -52,9 +54,12 @@ from cloche_server.app.tend import tend
 from cloche_server.app.tokens import Tokens
 from cloche_server.app.upkeep import Upkeep
 from cloche_server.app.webhooks import Webhooks
-from cloche_server.core.errors import ClocheError
+from cloche_server.core.previews import PortAccess, PreviewBase
 from cloche_server.core.records import Shape
 from cloche_server.engine.qemu.driver import QemuEngine
+from cloche_server.gateway.gateway import Gateway
+from cloche_server.gateway.routes import is_ours
+from cloche_server.gateway.tls import Certificate
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.instance import Instance
 from cloche_server.host.outbound import Sender
@@ -64,11 +69,21 @@ from cloche_server.storage.snapshots import SnapshotCatalog
 from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.store.db import Database
 from cloche_server.store.meters import MeterStore
+from cloche_server.store.ports import PortStore
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
 from cloche_server.store.webhooks import WebhookStore
 from cloche_server.telemetry import log
-from cloche_server.wiring import build_engine, open_database, prepare_data
+from cloche_server.wiring import (
+    build_engine,
+    build_gateway,
+    listen,
+    open_database,
+    prepare_data,
+    preview_base,
+    preview_key,
+    preview_listener,
+)
 
 _log = log.get("main")
 
@@ -94,20 +109,28 @@ class Main:
         settings = self.settings
         await asyncio.to_thread(prepare_data, settings.data)
         with Instance(settings.data) as instance:
-            listener = _listen(settings.host, settings.port)
+            listener = listen(settings.host, settings.port, "--port")
+            previews = None
             try:
+                previews = preview_listener(settings)
                 self.address = listener.getsockname()[:2]
                 instance.announce(*self.address)
                 async with open_database(settings.data) as database:
-                    await self._serve(database, instance, listener)
+                    await self._serve(database, instance, listener, previews)
             finally:
                 listener.close()
+                if previews is not None:
+                    previews.close()
 
-    async def _serve(self, database: Database, instance: Instance, listener: socket.socket) -> None:
+    async def _serve(
+        self, database: Database, instance: Instance, listener: socket.socket, previews: socket.socket | None
+    ) -> None:
         engine, reason = await build_engine(self.settings)
         _log.info("server.starting", version=__version__, accel=engine.isolation.accel, why=reason)
+        base = preview_base(self.settings, previews)
+        key = await asyncio.to_thread(preview_key, self.settings.data)
         async with asyncio.TaskGroup() as group:
-            parts = _Parts(self.settings, database, engine, group)
+            parts = _Parts(self.settings, database, engine, group, key, base)
             self.services = parts.services
             report = await parts.take_over(same_boot=instance.same_boot)
             _log.info("server.reconciled", **{k: getattr(report, k) for k in report.__slots__})
@@ -119,38 +142,60 @@ class Main:
                 group.create_task(parts.meters.run(), name="meters"),
                 group.create_task(parts.budgets.run(), name="budgets"),
             ]
+            gateway = build_gateway(self.settings, parts.services, parts.dialer, base)
+            previewing = group.create_task(self._preview(gateway, previews), name="previews")
             parts.services.ready.set()
-            server = _Server(
-                uvicorn.Config(
-                    build_app(parts.services),
-                    log_config=None,
-                    access_log=False,
-                    lifespan="off",
-                    timeout_graceful_shutdown=max(1, round(self.settings.shutdown_grace)),
-                    timeout_keep_alive=75,
-                    http=HttpProtocol,
-                    ws="none",
-                    server_header=False,
-                )
-            )
+            server = _http_server(self.settings, parts.services, gateway)
             serving = group.create_task(server.serve(sockets=[listener]), name="http")
             assert self.address is not None
             _log.info(
                 "server.ready",
                 url=f"http://{self.address[0]}:{self.address[1]}",
                 data=str(self.settings.data),
+                previews=base.host_url("<id>", 0).replace("0-", "<port>-", 1) if base else "off",
             )
             self.started.set()
             await self._stop.wait()
             _log.info("server.stopping")
             server.should_exit = True
+            gateway.stop()
             await serving
+            await previewing
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
             await parts.pools.drain()
             await parts.close()
         _log.info("server.stopped")
+
+    async def _preview(self, gateway: Gateway, listener: socket.socket | None) -> None:
+        """Serves previews until the gateway is stopped."""
+        cert, key = self.settings.preview_cert, self.settings.preview_key
+        if cert is None or key is None:
+            await gateway.run(listener, None, self.settings.shutdown_grace)
+            return
+        certificate = await asyncio.to_thread(Certificate, cert, key, gateway.protocols)
+        watching = asyncio.ensure_future(certificate.watch())
+        try:
+            await gateway.run(listener, certificate.context, self.settings.shutdown_grace)
+        finally:
+            watching.cancel()
+
+
+def _http_server(settings: Settings, services: Services, gateway: Gateway) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            build_app(services),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, round(settings.shutdown_grace)),
+            timeout_keep_alive=75,
+            http=handing_over(Sharing(is_ours, gateway.adopt)),
+            ws="none",
+            server_header=False,
+        )
+    )
 
 
 class _Server(uvicorn.Server):
@@ -164,7 +209,15 @@ class _Server(uvicorn.Server):
 class _Parts:
     """Everything that lives while the server runs, wired once."""
 
-    def __init__(self, settings: Settings, database: Database, engine: QemuEngine, group: asyncio.TaskGroup) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        database: Database,
+        engine: QemuEngine,
+        group: asyncio.TaskGroup,
+        preview_key: bytes,
+        preview_base: PreviewBase | None,
+    ) -> None:
         clock = SystemClock()
         store = SandboxStore(database)
         self.catalog = TemplateCatalog(settings.data)
@@ -194,6 +247,9 @@ class _Parts:
         IdleActions(self.supervisor, sleep, power)
         keeper = TemplateKeeper(self.catalog, snapshots, store, self.pools)
         journal = self.supervisor.journal
+        self.dialer = SandboxDialer(access, self.supervisor, clock, settings.preview_connections)
+        usual = PortAccess(settings.preview_access)
+        ports = Ports(access, PortStore(database), clock, preview_key, usual, preview_base)
         self.upkeep = Upkeep(
             settings, self.catalog, self.pools, engine.fingerprint, shape, store, idempotency, journal, clock, keeper
         )
@@ -222,7 +278,10 @@ class _Parts:
             webhooks=_webhooks(settings, WebhookStore(database), journal, group),
             meters=self.meters,
             budgets=budgets,
+            ports=ports,
         )
+        self.services.forks.on_children = ports.inherit
+        self.upkeep.chores.append(ports.prune)
 
     def _mind_budgets(self, store: MeterStore, access: Access, sleep: SleepVerbs, clock: SystemClock) -> BudgetVerbs:
         self.budgets = Budgets(store, self.meters, access, self.supervisor, sleep.pause_entry, clock)
@@ -237,6 +296,7 @@ class _Parts:
         """What an earlier server has left: its sandboxes, their meters and their budgets."""
         await self.meters.load()
         await self.budgets.load()
+        await self.services.ports.load()
         report = await self.reconciler.run(same_boot=same_boot)
         await self.budgets.settle(await self.meters.settle())
         return report
@@ -253,23 +313,6 @@ class _Parts:
 def _webhooks(settings: Settings, store: WebhookStore, journal: Journal, group: asyncio.TaskGroup) -> Webhooks:
     private = settings.webhook_private
     return Webhooks(store, journal, SystemClock(), group, lambda: Sender(private=private), private=private)
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise ClocheError(
-            "host.unsupported",
-            f"the server cannot listen on {host}:{port} ({error.strerror}); choose another --port or end what has it",
-        ) from error
-    listener.setblocking(False)
-    return listener
 
 
 def serve(settings: Settings) -> None:

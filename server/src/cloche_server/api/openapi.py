@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from cloche_server.api import wire, wire_archive, wire_events, wire_lineage, wire_usage
+from cloche_server.api import wire, wire_archive, wire_events, wire_lineage, wire_ports, wire_usage
 from cloche_server.api.docs import error_answer, header
 from cloche_server.settings import Settings
 
@@ -35,6 +35,8 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_events.WebhookBody,
     wire_events.WebhookPatch,
     wire_usage.BudgetBody,
+    wire_ports.PortBody,
+    wire_ports.PreviewTokenBody,
 )
 EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire.OutputEvent,
@@ -56,6 +58,7 @@ TAGS: Final = (
     ("snapshots", "What a sandbox was at one moment, and what goes on from it."),
     ("events", "What has happened."),
     ("webhooks", "Receivers that events are sent to."),
+    ("ports", "What listens in a sandbox, and who may reach it from outside."),
     ("usage", "What sandboxes have used, and budgets that limit it."),
     ("exec", "Run commands in a sandbox."),
     ("files", "Read and write files in a sandbox."),

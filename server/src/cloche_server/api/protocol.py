@@ -6,7 +6,9 @@ Everything here happens before a request has reached the application, so before 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -29,8 +31,19 @@ class _HeadTooLarge(Exception):
     """Ends the parsing; never leaves this module."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Somebody who takes connections over. `claims` decides by how a request begins, and answers None while that is too
+    little; `handover` gets the connection, with what has come of the request."""
+
+    claims: Callable[[bytes], bool | None]
+    handover: Callable[[asyncio.Transport, bytes], None]
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One connection."""
+
+    sharing: ClassVar[Sharing | None] = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,6 +53,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused = False
         self._completed = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._between = True
+        self._held = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -52,6 +67,15 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        if self.sharing is not None and self._between and (self.cycle is None or self.cycle.response_complete):
+            data, self._held = self._held + data, b""
+            claimed = self.sharing.claims(data)
+            if claimed is None:
+                self._held = data
+                return
+            if claimed:
+                self._hand_over(data)
+                return
         self._completed = False
         super().data_received(data)
         if self._refused or not self._in_head:
@@ -65,13 +89,22 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._head_timer is None:
             self._arm()
 
+    def _hand_over(self, data: bytes) -> None:
+        """The connection is somebody else's from now on."""
+        self._disarm()
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        assert self.sharing is not None
+        self.sharing.handover(self.transport, data)
+
     def on_message_begin(self) -> None:
+        self._between = False
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
 
     def on_message_complete(self) -> None:
-        self._completed = True
+        self._completed = self._between = True
         super().on_message_complete()
 
     def on_headers_complete(self) -> None:
@@ -105,6 +138,11 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.write(_refusal(self._too_large))
         self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+def handing_over(sharing: Sharing, base: type[HttpProtocol] = HttpProtocol) -> type[HttpProtocol]:
+    """The protocol with somebody who takes some connections over."""
+    return type("SharedProtocol", (base,), {"sharing": sharing})
 
 
 def _refusal(too_large: bool) -> bytes:

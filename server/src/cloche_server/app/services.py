@@ -18,6 +18,7 @@ from cloche_server.app.fork import Forks
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
+from cloche_server.app.ports import Ports
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.restore import Restores
 from cloche_server.app.sleep import SleepVerbs
@@ -59,5 +60,6 @@ class Services:
     webhooks: Webhooks
     meters: Meters
     budgets: BudgetVerbs
+    ports: Ports
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

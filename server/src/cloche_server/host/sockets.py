@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -157,7 +158,12 @@ class SocketStream(asyncio.Protocol):
                 self._writer = None
 
     async def write_eof(self) -> None:
-        if not self._closed and self.transport.can_write_eof():
+        if self._closed:
+            return
+        if not self.transport.can_write_eof():  # TLS knows no such thing
+            self.close()
+            return
+        with contextlib.suppress(OSError):  # it is gone, and whoever reads will learn of it
             self.transport.write_eof()
 
     def close(self) -> None:
