@@ -56,6 +56,7 @@ from .errors import (
     NotARegularFile,
     NotFoundError,
     PermissionDenied,
+    PortError,
     ProtocolError,
     RequestTimeout,
     SandboxGone,
@@ -99,6 +100,7 @@ from .models import (
     WebhookTest,
     WriteResult,
 )
+from .ports import Port, PreviewToken
 from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
 __all__ = [
@@ -163,6 +165,9 @@ __all__ = [
     "NotARegularFile",
     "NotFoundError",
     "PermissionDenied",
+    "Port",
+    "PortError",
+    "PreviewToken",
     "Promotion",
     "ProtocolError",
     "RequestTimeout",
