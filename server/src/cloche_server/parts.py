@@ -17,6 +17,7 @@ from cloche_server.app.capacity import Capacity
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
+from cloche_server.app.dialing import SandboxDialer
 from cloche_server.app.entry import Entry
 from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
@@ -32,6 +33,7 @@ from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.network import NetworkVerbs
 from cloche_server.app.pools import Pools
+from cloche_server.app.ports import Ports
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.reconcile import Reconciler, Report
 from cloche_server.app.restore import Restores
@@ -49,6 +51,7 @@ from cloche_server.app.tokens import Tokens
 from cloche_server.app.upkeep import Upkeep
 from cloche_server.app.webhooks import Webhooks
 from cloche_server.core.ports import Network
+from cloche_server.core.previews import PortAccess, PreviewBase
 from cloche_server.core.records import Shape
 from cloche_server.engine.qemu.driver import QemuEngine
 from cloche_server.host.append import AppendLog
@@ -60,6 +63,7 @@ from cloche_server.storage.snapshots import SnapshotCatalog
 from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.store.db import Database
 from cloche_server.store.meters import MeterStore
+from cloche_server.store.ports import PortStore
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.secrets import SecretStore
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
@@ -79,7 +83,10 @@ class Parts:
         engine: QemuEngine,
         network: Network,
         group: asyncio.TaskGroup,
+        preview_key: bytes,
+        preview_base: PreviewBase | None,
     ) -> None:
+        self._preview = preview_key, preview_base
         self._settings = settings
         self._group = group
         self._clock = SystemClock()
@@ -87,6 +94,8 @@ class Parts:
         self._machinery(database, network)
         self._verbs(database)
         self.services = self._services(database)
+        self.services.forks.on_children = self.ports.inherit
+        self.upkeep.chores.append(self.ports.prune)
 
     def _machinery(self, database: Database, network: Network) -> None:
         settings, clock, engine = self._settings, self._clock, self._engine
@@ -121,6 +130,9 @@ class Parts:
         self.budgets.on_event = self._told
         self.spending = BudgetVerbs(meters, self.budgets, self.meters, access, supervisor, clock)
         self.keeper = TemplateKeeper(self.catalog, self.snapshots, self.store, self.pools)
+        self.dialer = SandboxDialer(access, supervisor, clock, settings.preview_connections)
+        usual = PortAccess(settings.preview_access)
+        self.ports = Ports(access, PortStore(database), clock, self._preview[0], usual, self._preview[1])
         self.idempotency = IdempotencyStore(database)
         self.secrets = Secrets(SecretStore(database), settings.data, settings.secret_key_file, clock)
         self.broker = self.machines.broker = Broker(self.secrets, supervisor, self.machines.network)
@@ -166,6 +178,7 @@ class Parts:
             meters=self.meters,
             budgets=self.spending,
             audit=_audit(settings),
+            ports=self.ports,
             secrets=self.secrets,
             network=NetworkVerbs(access, supervisor, machines.network, self.broker),
             selftests=SelfTests(access, machines, catalog),
@@ -178,6 +191,7 @@ class Parts:
     async def take_over(self, *, same_boot: bool) -> Report:
         """What an earlier server has left: its sandboxes, their meters and their budgets."""
         await self.secrets.start()
+        await self.services.ports.load()
         await self.meters.load()
         await self.budgets.load()
         report = await self.reconciler.run(same_boot=same_boot)

@@ -196,6 +196,32 @@ class Settings:
     audit_max_mb: int = _setting(
         64, "Most that the audit log takes, its older parts included; 0 = none is kept.", low=0, high=65536
     )
+    preview_port: int = _setting(
+        8601, "TCP port on which previews are served; 0 takes a free one, -1 serves none.", low=-1, high=65535
+    )
+    preview_host: str = _setting("", "Address previews are served on; empty: that of the API.")
+    preview_domain: str = _setting(
+        "localhost", "Domain whose names `<port>-<sandbox id>.<domain>` lead to this server. `*.localhost` always does."
+    )
+    preview_url: str = _setting(
+        "",
+        "How clients reach previews when that is not by port and domain, because of a proxy before them: "
+        "`https://preview.example.org`, where names stand below the domain of this address.",
+    )
+    preview_cert: Path | None = _setting(None, "Certificate chain (PEM) for previews; read again when it changes.")
+    preview_key: Path | None = _setting(None, "Its private key (PEM).")
+    preview_access: str = _setting(
+        "public",
+        "Who may use a port about which nothing was said: whoever knows the id, or who has a token.",
+        choices=("public", "token"),
+    )
+    preview_connections: int = _setting(200, "Most connections to ports of one sandbox at once.", low=1, high=500)
+    preview_timeout: float = _setting(
+        300.0, "How long a server in a sandbox may take until its answer begins.", low=1, high=86400
+    )
+    preview_idle_timeout: float = _setting(
+        3600.0, "A connection on which nothing moves for so long is cut.", low=1, high=604800
+    )
     shutdown_grace: float = _setting(5.0, "How long running requests may finish at shutdown.", low=0, high=600)
 
     @property
@@ -323,6 +349,10 @@ def _check_together(settings: Settings) -> None:
                 f"cors_origins: {origin!r} is not an origin; write scheme, name and port as browsers do, without a "
                 "path (`https://app.example.com`), and name each one: `*` is not taken"
             )
+    if (settings.preview_cert is None) != (settings.preview_key is None):
+        raise SettingsError("preview_cert and preview_key go together")
+    if settings.preview_url and not settings.preview_url.startswith(("http://", "https://")):
+        raise SettingsError(f"preview_url = {settings.preview_url}: it begins with http:// or https://")
     if settings.exec_default_timeout > settings.exec_max_timeout:
         raise SettingsError("exec_default_timeout is above exec_max_timeout")
 

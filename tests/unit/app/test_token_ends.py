@@ -19,7 +19,6 @@ from events_server import Stream
 
 from cloche_server.app import machines as machines_module
 from cloche_server.app import tokens as tokens_module
-from cloche_server.core.scopes import Scope
 from kit.fake_engine import settle
 
 pytestmark = pytest.mark.usefixtures("quick_disk")

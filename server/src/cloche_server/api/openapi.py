@@ -14,7 +14,16 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from cloche_server.api import wire, wire_archive, wire_events, wire_lineage, wire_secrets, wire_tokens, wire_usage
+from cloche_server.api import (
+    wire,
+    wire_archive,
+    wire_events,
+    wire_lineage,
+    wire_ports,
+    wire_secrets,
+    wire_tokens,
+    wire_usage,
+)
 from cloche_server.api.docs import error_answer, header
 from cloche_server.api.scopes import Reach, need_of
 from cloche_server.core.scopes import Scope
@@ -39,6 +48,8 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_events.WebhookPatch,
     wire_secrets.SecretBody,
     wire_usage.BudgetBody,
+    wire_ports.PortBody,
+    wire_ports.PreviewTokenBody,
 )
 EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire.OutputEvent,
@@ -66,6 +77,7 @@ TAGS: Final = (
     ("events", "What has happened."),
     ("webhooks", "Receivers that events are sent to."),
     ("secrets", "What sandboxes may use without knowing it."),
+    ("ports", "What listens in a sandbox, and who may reach it from outside."),
     ("usage", "What sandboxes have used, and budgets that limit it."),
     ("exec", "Run commands in a sandbox."),
     ("files", "Read and write files in a sandbox."),

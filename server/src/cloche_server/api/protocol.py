@@ -6,7 +6,9 @@ Everything here happens before a request has reached the application, so before 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -27,12 +29,23 @@ class _HeadTooLarge(Exception):
     """Ends the parsing; never leaves this module."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Somebody who takes connections over. `claims` decides by how a request begins, and answers None while that is too
+    little; `handover` gets the connection, with what has come of the request."""
+
+    claims: Callable[[bytes], bool | None]
+    handover: Callable[[asyncio.Transport, bytes], None]
+
+
 class HttpProtocol(HttpToolsProtocol):
     """One connection. `head_limit`: request line and headers together (bytes). A connection that has begun a request
     must have sent its headers after `head_seconds`."""
 
     head_limit = 64 * 1024
     head_seconds = 30.0
+
+    sharing: ClassVar[Sharing | None] = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -42,6 +55,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused = False
         self._completed = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._between = True
+        self._held = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -54,6 +69,15 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        if self.sharing is not None and self._between and (self.cycle is None or self.cycle.response_complete):
+            data, self._held = self._held + data, b""
+            claimed = self.sharing.claims(data)
+            if claimed is None:
+                self._held = data
+                return
+            if claimed:
+                self._hand_over(data)
+                return
         self._completed = False
         super().data_received(data)
         if self._refused or not self._in_head:
@@ -67,13 +91,22 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._head_timer is None:
             self._arm()
 
+    def _hand_over(self, data: bytes) -> None:
+        """The connection is somebody else's from now on."""
+        self._disarm()
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        assert self.sharing is not None
+        self.sharing.handover(self.transport, data)
+
     def on_message_begin(self) -> None:
+        self._between = False
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
 
     def on_message_complete(self) -> None:
-        self._completed = True
+        self._completed = self._between = True
         super().on_message_complete()
 
     def on_headers_complete(self) -> None:
@@ -113,6 +146,11 @@ def protocol_for(settings: Settings) -> type[HttpProtocol]:
     """The protocol with the limits of the settings; Uvicorn makes one for each connection and takes no arguments."""
     limits = {"head_limit": settings.max_header_kb * 1024, "head_seconds": settings.header_timeout}
     return type("LimitedProtocol", (HttpProtocol,), limits)
+
+
+def handing_over(sharing: Sharing, base: type[HttpProtocol] = HttpProtocol) -> type[HttpProtocol]:
+    """The protocol with somebody who takes some connections over."""
+    return type("SharedProtocol", (base,), {"sharing": sharing})
 
 
 def _refusal(limit: int | None) -> bytes:

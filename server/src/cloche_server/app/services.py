@@ -20,6 +20,7 @@ from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.network import NetworkVerbs
+from cloche_server.app.ports import Ports
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.restore import Restores
 from cloche_server.app.secrets import Secrets
@@ -66,6 +67,7 @@ class Services:
     budgets: BudgetVerbs
     network: NetworkVerbs
     selftests: SelfTests
+    ports: Ports
     #: None: no audit log is kept.
     audit: Audit | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)

@@ -125,6 +125,16 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "file.name_too_long": ErrorSpec("a name is longer than the file system allows"),
     "file.busy": ErrorSpec("the file is in use", retryable=True),
     "file.no_space": ErrorSpec("the disk of the sandbox is full"),
+    # ports and previews
+    "port.closed": ErrorSpec(
+        "nothing listens on the port of the sandbox", action="start the server, or look which ports are listed"
+    ),
+    "port.timeout": ErrorSpec("the server on the port does not answer"),
+    "port.bad_answer": ErrorSpec("the server on the port does not answer as HTTP/1.1 says"),
+    "port.not_found": ErrorSpec("nothing was said about this port"),
+    "port.domain_taken": ErrorSpec("the domain leads to another port", action="delete that port first"),
+    "preview.unauthorized": ErrorSpec("the preview asks for a token or a password"),
+    "preview.path_forbidden": ErrorSpec("the token is not for this path"),
     # guest and host
     "guest.exhausted": ErrorSpec("the sandbox has no process, memory or descriptor left"),
     "guest.protocol": ErrorSpec("the agent in the sandbox answered with nonsense"),

@@ -151,3 +151,13 @@ class WriteResult:
     path: str
     bytes: int
     created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningPort:
+    """A TCP socket that listens in the guest. `pid` 0 and `process` empty: it is not known whose it is."""
+
+    port: int
+    address: str
+    pid: int = 0
+    process: str = ""

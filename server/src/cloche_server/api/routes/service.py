@@ -10,7 +10,7 @@ from cloche_server.api.context import ServicesDep, token_of
 from cloche_server.api.docs import answers
 from cloche_server.api.present import rfc3339, without_none
 from cloche_server.api.respond import json_response
-from cloche_server.api.wire import HealthAnswer, MeAnswer, VersionAnswer
+from cloche_server.api.wire_service import HealthAnswer, MeAnswer, VersionAnswer
 from cloche_server.telemetry import metrics
 
 public = APIRouter(tags=["service"])
