@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 
 import click
@@ -9,7 +10,8 @@ import click
 from cloche_server.cli.common import data_option, run_async, settings_from
 from cloche_server.core.errors import ClocheError
 from cloche_server.engine.qemu.found import find_machines
-from cloche_server.host import process
+from cloche_server.host import cgroups, process, uids
+from cloche_server.host.cgroups import Groups
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.instance import find_server
 from cloche_server.settings import Settings
@@ -54,6 +56,9 @@ async def _end_sandboxes(settings: Settings) -> int:
         process.kill(ref.pid, ref.start_time)
         await process.wait_exit(ref.pid, ref.start_time, 10)
     await end_network(settings)
+    block = uids.existing(settings.data, settings.uid_base)
+    if block is not None:
+        await asyncio.to_thread(lambda: Groups(cgroups.probe(), block.name).remove_all())
     async with open_database(settings.data) as database:
         await SandboxStore(database).delete_all(SystemClock().now())
     return len(found)

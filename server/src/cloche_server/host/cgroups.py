@@ -176,6 +176,14 @@ class Groups:
         keep = {name.lstrip(".") for name in living}
         return [name for name in self.machines() - keep if not self.remove(name)]
 
+    def remove_all(self) -> None:
+        """Removes the groups of all machines, which have ended, and what was above them for this data directory."""
+        self.sweep(())
+        for root in set(self.facts.roots.values()):
+            with contextlib.suppress(OSError):
+                (root / _PARENT / self._block).rmdir()
+        self._prepared = False
+
     def held(self, machine: str, pid: int) -> dict[str, str]:
         """What really limits a process, by controller: the limit as the kernel tells it. Controllers whose group the
         process is not in are left out."""

@@ -97,6 +97,15 @@ def claim(data: Path, base: int, run: Path = RUN) -> UidBlock:
         return UidBlock(blocks[name], base, run)
 
 
+def existing(data: Path, base: int, run: Path = RUN) -> UidBlock | None:
+    """The block of a data directory that has one."""
+    try:
+        first = json.loads((run / "blocks.json").read_text()).get(os.fspath(data.resolve()))
+    except (FileNotFoundError, ValueError):
+        return None
+    return UidBlock(first, base, run) if _in_range(first, base) else None
+
+
 def _in_range(first: int | None, base: int) -> bool:
     return first is not None and base <= first < base + _GROUPS and (first - base) % BLOCK == 0
 

@@ -143,8 +143,11 @@ def _place(request: dict[str, Any], fds: list[int], status: list[int]) -> None:
     parked = {int(number): fcntl.fcntl(fds[index], fcntl.F_DUPFD, _FIRST_PARKED) for number, index in wanted.items()}
     apart = fcntl.fcntl(status[0], fcntl.F_DUPFD, _FIRST_PARKED)
     last = max(parked)
-    for number, fd in parked.items():
-        os.dup2(fd, number)
+    for number in range(last + 1):
+        if number in parked:
+            os.dup2(parked[number], number)
+        else:
+            os.closerange(number, number + 1)  # of ours, whether or not it is open
     os.dup2(apart, last + 1, inheritable=False)
     status[0] = last + 1
     _syscall("close_range", _SYS_CLOSE_RANGE, last + 2, 0x7FFFFFFF, 0)
