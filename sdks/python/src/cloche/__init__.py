@@ -51,11 +51,13 @@ from .errors import (
     IsolationUnavailable,
     NameTaken,
     NameTooLong,
+    NetworkError,
     NoSpace,
     NotADirectory,
     NotARegularFile,
     NotFoundError,
     PermissionDenied,
+    PortError,
     ProtocolError,
     RequestTimeout,
     SandboxGone,
@@ -99,6 +101,7 @@ from .models import (
     WebhookTest,
     WriteResult,
 )
+from .ports import Port, PreviewToken
 from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
 __all__ = [
@@ -158,11 +161,15 @@ __all__ = [
     "Load",
     "NameTaken",
     "NameTooLong",
+    "NetworkError",
     "NoSpace",
     "NotADirectory",
     "NotARegularFile",
     "NotFoundError",
     "PermissionDenied",
+    "Port",
+    "PortError",
+    "PreviewToken",
     "Promotion",
     "ProtocolError",
     "RequestTimeout",
