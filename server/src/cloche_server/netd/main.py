@@ -52,12 +52,15 @@ def main(argv: Sequence[str], make_engine: EngineFactory = no_engine) -> int:
         return EXIT_RUNNING
     listener = listen(path)
     _load_everything()
+    shared = Shared(report=_report)
+    # Here, because what it reads (certificates that are trusted) may lie where the user we become cannot read.
+    shared.engine = make_engine(shared.vault.authority)
     privileges.raise_open_files(_OPEN_FILES)
     if os.geteuid() == 0 or options.uid != os.geteuid():
         privileges.drop(options.uid, options.gid if options.gid is not None else options.uid)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     gc.freeze()
-    uvloop.run(_run(listener, make_engine))
+    uvloop.run(_run(listener, shared))
     os.close(lock)
     return 0
 
@@ -94,9 +97,7 @@ def _load_everything() -> None:
         socket.getaddrinfo("127.0.0.1", 1)
 
 
-async def _run(listener: socket.socket, make_engine: EngineFactory) -> None:
-    shared = Shared(report=_report)
-    shared.engine = make_engine(shared.vault.authority)
+async def _run(listener: socket.socket, shared: Shared) -> None:
     async with asyncio.TaskGroup() as tasks:
         registry = Registry(shared, tasks)
         control = Control(listener, registry, tasks)
