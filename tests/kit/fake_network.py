@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.network import NetworkPolicy, SecretGrant
@@ -52,6 +53,13 @@ class FakeNetwork:
         await self.world.pass_by("Network.close")
         self.admitted.pop(machine_id, None)
         self.world.slots.discard(machine_id)
+
+    async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
+        await self.world.pass_by("Network.provide")
+
+    async def inquire(self, op: str, machine_id: str, **fields: Any) -> dict[str, Any]:
+        await self.world.pass_by("Network.inquire")
+        return {"entries": [], "next": fields.get("after", 0), "lost": 0, "rules": [], "verdict": {}}
 
     async def adopt(
         self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]

@@ -66,6 +66,7 @@ def test_what_is_retryable_is_safe_to_send_again() -> None:
         "server.shutting_down",
         "file.busy",
         "network.unavailable",
+        "request.rate_limited",
     }
     assert {code for code, status in HTTP_STATUS.items() if status == 503} == {
         "capacity.unavailable",

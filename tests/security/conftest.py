@@ -18,6 +18,8 @@ from world_kit import World
 from cloche_server.core.netctl import policy_to_json
 from cloche_server.core.policy_input import parse_policy
 
+pytest.register_assert_rewrite("cases_names", "cases_dns", "cases_ways", "cases_http")
+
 
 class Site:
     """Everything that a case needs."""
@@ -99,7 +101,8 @@ def make_hosts(world_ns: str, host_ns: str) -> None:
     """The host of netd and the rest of the world, joined by one link."""
     w = world_of
     netns_kit.ip(
-        f"netns add {world_ns}\nnetns add {host_ns}\nlink add up0 netns {host_ns} type veth peer name down0 netns {world_ns}\n"
+        f"netns add {world_ns}\nnetns add {host_ns}\n"
+        f"link add up0 netns {host_ns} type veth peer name down0 netns {world_ns}\n"
     )
     addresses = [f"{a}/32" for a in (w.A4, w.B4, w.DNS4, w.PRIVATE4, w.METADATA4)]
     addresses6 = [f"{a}/128" for a in (w.A6, w.B6)]

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cloche_server.host.fdlink import FdClient
+import pytest
+
+from cloche_server.host.fdlink import FdClient, LinkLost
 
 UID = 61234
 
@@ -39,7 +41,7 @@ class Netd:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
             )
 
     def _connect(self) -> FdClient:
@@ -55,7 +57,10 @@ class Netd:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
 
     def call(self, op: str, *, fds: Sequence[int] = (), **fields: Any) -> Any:
-        return self._run(self._client.call(op, fds=fds, timeout=20, **fields))
+        try:
+            return self._run(self._client.call(op, fds=fds, timeout=20, **fields))
+        except LinkLost:
+            pytest.fail(f"netd has gone ({self.process.poll()}): {self.errors.read_text()}")
 
     def client(self) -> FdClient:
         """Another client of the same netd."""

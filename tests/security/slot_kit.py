@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from netns_kit import inside, ip, ip_in, nft_in
 
@@ -67,13 +68,21 @@ def make_slot(guest: str, slot: str) -> Slot:
         f"link set lo up\nlink set {net.TAP} up\n",
     )
     nft_in(slot, RULES)
+    inside(slot, _answer_every_refusal)
     ip_in(
         guest,
-        f"addr add {net.GUEST_IP4}/{net.PREFIX_IP4} dev eth0\naddr add {net.GUEST_IP6}/{net.PREFIX_IP6} dev eth0 nodad\n"
+        f"addr add {net.GUEST_IP4}/{net.PREFIX_IP4} dev eth0\n"
+        f"addr add {net.GUEST_IP6}/{net.PREFIX_IP6} dev eth0 nodad\n"
         f"link set lo up\nlink set eth0 up\n"
         f"route add default via {net.GATEWAY_IP4}\nroute add ::/0 via {net.GATEWAY_IP6}\n",
     )
     return Slot(guest, slot, inside(slot, slot_sockets))
+
+
+def _answer_every_refusal() -> None:
+    """Otherwise the kernel tells a guest of its refusals once a second only, and the rest time out."""
+    Path("/proc/sys/net/ipv4/icmp_ratelimit").write_text("0")
+    Path("/proc/sys/net/ipv6/icmp/ratelimit").write_text("0")
 
 
 def slot_sockets() -> tuple[socket.socket, ...]:

@@ -198,7 +198,7 @@ def echo(peer: socket.socket) -> None:
 
 
 def talk_http(peer: socket.socket, log: Log) -> None:
-    """HTTP/1.1 with keep-alive: says what was asked for; `/redirect` leads to B; upgrades to a WebSocket that echoes."""
+    """HTTP/1.1 with keep-alive: says what was asked for; `/redirect` leads to B; a WebSocket echoes."""
     file = peer.makefile("rb")
     while line := file.readline():
         if not line.strip():

@@ -17,6 +17,7 @@ type Renew struct {
 	TimeNS    *int64 `json:"time_ns"`
 	Hostname  string `json:"hostname"`
 	MachineID string `json:"machine_id"`
+	CAPEM     string `json:"ca_pem"`
 	GrowDisk  bool   `json:"grow_disk"`
 	Warm      bool   `json:"warm"`
 	Thaw      bool   `json:"thaw"`
@@ -52,6 +53,9 @@ func (r *Renew) Check() error {
 			return err
 		}
 	}
+	if r.CAPEM != "" {
+		return checkPEM(r.CAPEM)
+	}
 	return nil
 }
 
@@ -81,6 +85,7 @@ func (m *Machine) Renew(r *Renew) (*Renewed, error) {
 		{"hostname", r.Hostname != "", func() error { return setHostname(r.Hostname) }},
 		{"machine_id", r.MachineID != "", func() error { return setMachineID(r.MachineID) }},
 		{"network", r.Network != nil, func() error { return setNetwork(r.Network) }},
+		{"ca", r.CAPEM != "", func() error { return setAuthority("/", r.CAPEM) }},
 		{"time", r.TimeNS != nil, func() error { return sys.SetClock(*r.TimeNS + int64(time.Since(r.Arrived))) }},
 		{"grow_disk", r.GrowDisk, growDisk},
 		{"warm", r.Warm, m.warm},

@@ -7,25 +7,49 @@ import contextlib
 import signal
 import socket
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import uvicorn
 import uvloop
 
 from cloche_server import __version__
 from cloche_server.api.app import build_app
-from cloche_server.api.protocol import HttpProtocol
+from cloche_server.api.protocol import Sharing, handing_over, protocol_for
 from cloche_server.app.services import Services
 from cloche_server.app.tend import tend
-from cloche_server.core.errors import ClocheError
 from cloche_server.engine.qemu.driver import QemuEngine
+from cloche_server.gateway.gateway import Gateway
+from cloche_server.gateway.routes import is_ours
+from cloche_server.gateway.tls import Certificate
 from cloche_server.host.instance import Instance
 from cloche_server.parts import Parts
 from cloche_server.settings import Settings
 from cloche_server.store.db import Database
 from cloche_server.telemetry import log
-from cloche_server.wiring import HostNetwork, build_engine, open_database, prepare_data
+from cloche_server.wiring import (
+    HostNetwork,
+    build_engine,
+    build_gateway,
+    listen,
+    open_database,
+    prepare_data,
+    preview_base,
+    preview_key,
+    preview_listener,
+)
 
 _log = log.get("main")
+
+#: Files that the audit log is kept in; the oldest goes when the newest is full.
+AUDIT_PARTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Sockets:
+    """What is listened on."""
+
+    api: socket.socket
+    previews: socket.socket | None
 
 
 class Main:
@@ -49,27 +73,31 @@ class Main:
         settings = self.settings
         await asyncio.to_thread(prepare_data, settings.data)
         with Instance(settings.data) as instance:
-            listener = _listen(settings.host, settings.port)
+            listener = listen(settings.host, settings.port, "--port")
+            previews = None
             try:
+                previews = preview_listener(settings)
                 self.address = listener.getsockname()[:2]
                 instance.announce(*self.address)
                 async with open_database(settings.data) as database:
-                    await self._serve(database, instance, listener)
+                    await self._serve(database, instance, _Sockets(listener, previews))
             finally:
                 listener.close()
+                if previews is not None:
+                    previews.close()
 
-    async def _serve(self, database: Database, instance: Instance, listener: socket.socket) -> None:
+    async def _serve(self, database: Database, instance: Instance, sockets: _Sockets) -> None:
         engine, reason = await build_engine(self.settings)
-        with contextlib.closing(engine):
-            await self._run(database, instance, listener, engine, reason)
-
-    async def _run(
-        self, database: Database, instance: Instance, listener: socket.socket, engine: QemuEngine, reason: str
-    ) -> None:
-        network = HostNetwork(self.settings)
         _log.info("server.starting", version=__version__, accel=engine.isolation.accel, why=reason)
+        with contextlib.closing(engine):
+            await self._run(database, instance, sockets, engine)
+
+    async def _run(self, database: Database, instance: Instance, sockets: _Sockets, engine: QemuEngine) -> None:
+        network = HostNetwork(self.settings)
+        base = preview_base(self.settings, sockets.previews)
+        key = await asyncio.to_thread(preview_key, self.settings.data)
         async with asyncio.TaskGroup() as group:
-            parts = Parts(self.settings, database, engine, network.network, group)
+            parts = Parts(self.settings, database, engine, network.network, group, key, base)
             self.services = parts.services
             await network.start()
             report = await parts.take_over(same_boot=instance.same_boot)
@@ -82,33 +110,30 @@ class Main:
                 group.create_task(parts.meters.run(), name="meters"),
                 group.create_task(parts.budgets.run(), name="budgets"),
                 *network.background(group),
+                group.create_task(parts.services.tokens.watch(), name="tokens"),
             ]
+            if (audit := parts.services.audit) is not None:
+                await audit.open()
+                background.append(group.create_task(audit.run(), name="audit"))
+            gateway = build_gateway(self.settings, parts.services, parts.dialer, base)
+            previewing = group.create_task(self._preview(gateway, sockets.previews), name="previews")
             parts.services.ready.set()
-            server = _Server(
-                uvicorn.Config(
-                    build_app(parts.services),
-                    log_config=None,
-                    access_log=False,
-                    lifespan="off",
-                    timeout_graceful_shutdown=max(1, round(self.settings.shutdown_grace)),
-                    timeout_keep_alive=75,
-                    http=HttpProtocol,
-                    ws="none",
-                    server_header=False,
-                )
-            )
-            serving = group.create_task(server.serve(sockets=[listener]), name="http")
+            server = _http_server(self.settings, parts.services, gateway)
+            serving = group.create_task(server.serve(sockets=[sockets.api]), name="http")
             assert self.address is not None
             _log.info(
                 "server.ready",
                 url=f"http://{self.address[0]}:{self.address[1]}",
                 data=str(self.settings.data),
+                previews=base.host_url("<id>", 0).replace("0-", "<port>-", 1) if base else "off",
             )
             self.started.set()
             await self._stop.wait()
             _log.info("server.stopping")
             server.should_exit = True
+            gateway.stop()
             await serving
+            await previewing
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
@@ -117,6 +142,35 @@ class Main:
             await network.close()
         _log.info("server.stopped")
 
+    async def _preview(self, gateway: Gateway, listener: socket.socket | None) -> None:
+        """Serves previews until the gateway is stopped."""
+        cert, key = self.settings.preview_cert, self.settings.preview_key
+        if cert is None or key is None:
+            await gateway.run(listener, None, self.settings.shutdown_grace)
+            return
+        certificate = await asyncio.to_thread(Certificate, cert, key, gateway.protocols)
+        watching = asyncio.ensure_future(certificate.watch())
+        try:
+            await gateway.run(listener, certificate.context, self.settings.shutdown_grace)
+        finally:
+            watching.cancel()
+
+
+def _http_server(settings: Settings, services: Services, gateway: Gateway) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            build_app(services),
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=max(1, round(settings.shutdown_grace)),
+            timeout_keep_alive=75,
+            http=handing_over(Sharing(is_ours, gateway.adopt), protocol_for(settings)),
+            ws="none",
+            server_header=False,
+        )
+    )
+
 
 class _Server(uvicorn.Server):
     """Uvicorn without its own signal handlers: `serve` below has them."""
@@ -124,23 +178,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(2048)
-    except OSError as error:
-        listener.close()
-        raise ClocheError(
-            "host.unsupported",
-            f"the server cannot listen on {host}:{port} ({error.strerror}); choose another --port or end what has it",
-        ) from error
-    listener.setblocking(False)
-    return listener
 
 
 def serve(settings: Settings) -> None:

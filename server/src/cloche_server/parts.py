@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from typing import Final
 
 from cloche_server.app.access import Access
 from cloche_server.app.archive_import import Importer
+from cloche_server.app.audit import Audit
 from cloche_server.app.bake import Baker
+from cloche_server.app.broker import Broker
 from cloche_server.app.budget import Budgets
 from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
+from cloche_server.app.dialing import SandboxDialer
 from cloche_server.app.entry import Entry
 from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
@@ -27,11 +31,14 @@ from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.machines import Machines
 from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
+from cloche_server.app.network import NetworkVerbs
 from cloche_server.app.pools import Pools
+from cloche_server.app.ports import Ports
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.reconcile import Reconciler, Report
 from cloche_server.app.restore import Restores
 from cloche_server.app.room import Room
+from cloche_server.app.secrets import Secrets
 from cloche_server.app.selftest import SelfTests
 from cloche_server.app.services import Services
 from cloche_server.app.sleep import SleepVerbs
@@ -44,8 +51,10 @@ from cloche_server.app.tokens import Tokens
 from cloche_server.app.upkeep import Upkeep
 from cloche_server.app.webhooks import Webhooks
 from cloche_server.core.ports import Network
+from cloche_server.core.previews import PortAccess, PreviewBase
 from cloche_server.core.records import Shape
 from cloche_server.engine.qemu.driver import QemuEngine
+from cloche_server.host.append import AppendLog
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.outbound import Sender
 from cloche_server.settings import Settings
@@ -54,9 +63,14 @@ from cloche_server.storage.snapshots import SnapshotCatalog
 from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.store.db import Database
 from cloche_server.store.meters import MeterStore
+from cloche_server.store.ports import PortStore
 from cloche_server.store.sandboxes import SandboxStore
+from cloche_server.store.secrets import SecretStore
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
 from cloche_server.store.webhooks import WebhookStore
+
+#: Files that the audit log is kept in; the oldest goes when the newest is full.
+AUDIT_PARTS: Final = 4
 
 
 class Parts:
@@ -69,7 +83,10 @@ class Parts:
         engine: QemuEngine,
         network: Network,
         group: asyncio.TaskGroup,
+        preview_key: bytes,
+        preview_base: PreviewBase | None,
     ) -> None:
+        self._preview = preview_key, preview_base
         self._settings = settings
         self._group = group
         self._clock = SystemClock()
@@ -77,6 +94,8 @@ class Parts:
         self._machinery(database, network)
         self._verbs(database)
         self.services = self._services(database)
+        self.services.forks.on_children = self.ports.inherit
+        self.upkeep.chores.append(self.ports.prune)
 
     def _machinery(self, database: Database, network: Network) -> None:
         settings, clock, engine = self._settings, self._clock, self._engine
@@ -111,7 +130,12 @@ class Parts:
         self.budgets.on_event = self._told
         self.spending = BudgetVerbs(meters, self.budgets, self.meters, access, supervisor, clock)
         self.keeper = TemplateKeeper(self.catalog, self.snapshots, self.store, self.pools)
+        self.dialer = SandboxDialer(access, supervisor, clock, settings.preview_connections)
+        usual = PortAccess(settings.preview_access)
+        self.ports = Ports(access, PortStore(database), clock, self._preview[0], usual, self._preview[1])
         self.idempotency = IdempotencyStore(database)
+        self.secrets = Secrets(SecretStore(database), settings.data, settings.secret_key_file, clock)
+        self.broker = self.machines.broker = Broker(self.secrets, supervisor, self.machines.network)
         self.upkeep = Upkeep(
             settings,
             self.catalog,
@@ -153,6 +177,10 @@ class Parts:
             webhooks=_webhooks(settings, WebhookStore(database), supervisor.journal, self._group),
             meters=self.meters,
             budgets=self.spending,
+            audit=_audit(settings),
+            ports=self.ports,
+            secrets=self.secrets,
+            network=NetworkVerbs(access, supervisor, machines.network, self.broker),
             selftests=SelfTests(access, machines, catalog),
         )
 
@@ -162,6 +190,8 @@ class Parts:
 
     async def take_over(self, *, same_boot: bool) -> Report:
         """What an earlier server has left: its sandboxes, their meters and their budgets."""
+        await self.secrets.start()
+        await self.services.ports.load()
         await self.meters.load()
         await self.budgets.load()
         report = await self.reconciler.run(same_boot=same_boot)
@@ -175,6 +205,16 @@ class Parts:
         await self.meters.close()
         await self.supervisor.close()
         await self.supervisor.journal.catch_up()
+        if self.services.audit is not None:
+            await self.services.audit.close()
+
+
+def _audit(settings: Settings) -> Audit | None:
+    if not settings.audit_max_mb:
+        return None
+    return Audit(
+        AppendLog(settings.data / "audit.log", settings.audit_max_mb * 1024 * 1024 // AUDIT_PARTS, AUDIT_PARTS)
+    )
 
 
 def _webhooks(settings: Settings, store: WebhookStore, journal: Journal, group: asyncio.TaskGroup) -> Webhooks:

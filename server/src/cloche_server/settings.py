@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ FOREIGN_VARIABLES: Final = frozenset(
 )
 #: `<data>/run/.staging-<pid>-<start>-<random>/agent.sock` must fit into the 107 bytes of a Unix socket address.
 MAX_DATA_DIR_LENGTH: Final = 50
+
+#: As browsers send it: lower case, no path, no port that goes without saying.
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
 
 
 class SettingsError(ValueError):
@@ -147,6 +151,11 @@ class Settings:
     webhook_private: bool = _setting(
         False, "Whether webhooks may go to addresses that are not public: this host and the networks around it."
     )
+    secret_key_file: Path | None = _setting(
+        None,
+        "File with the key that secrets are encrypted with: 64 hexadecimal digits. It has to exist; unset takes "
+        "`secret.key` in the data directory, which is made.",
+    )
     usage_keep_days: int = _setting(90, "How long the usage of a deleted sandbox is kept, in days.", low=1, high=36500)
     price_currency: str = _setting("USD", "Currency of the prices; it is only shown.")
     price_cpu_hour: float = _setting(0.0, "Price of an hour of active CPU time; 0 = none.", low=0, high=1e9)
@@ -156,7 +165,69 @@ class Settings:
     price_disk_gib_month: float = _setting(
         0.0, "Price of a GiB on the disk of the host for 30 days; 0 = none.", low=0, high=1e9
     )
+    rate_limit_per_minute: int = _setting(
+        30_000, "Requests a token may send in a minute, on average; 0 = no limit.", low=0, high=10_000_000
+    )
+    rate_limit_burst: int = _setting(2000, "Requests a token may send at once.", low=1, high=1_000_000)
+    auth_failures_per_minute: int = _setting(
+        300,
+        "Requests without a valid token from one address that are told so in a minute; 0 = all.",
+        low=0,
+        high=1_000_000,
+    )
+    max_json_kb: int = _setting(
+        1024, "Largest JSON body of a request, but those of commands, in KiB.", low=16, high=65536
+    )
+    max_exec_body_mb: int = _setting(16, "Largest JSON body of a command with its input.", low=1, high=256)
+    max_header_kb: int = _setting(64, "Most that request line and headers may be, in KiB.", low=8, high=1024)
+    header_timeout: float = _setting(30.0, "How long request line and headers may take to come.", low=1, high=600)
+    body_timeout: float = _setting(
+        60.0, "How long a JSON body may take to come; uploads are not limited.", low=1, high=3600
+    )
+    cors_origins: str = _setting(
+        "",
+        "Origins whose pages may call the API, such as `https://app.example.com`, separated by commas; empty = none.",
+    )
+    allowed_hosts: str = _setting(
+        "",
+        "Names the server answers under, separated by commas, `*.example.com` for all below; empty = any with a token, "
+        "and only loopback names without one while it listens on loopback.",
+    )
+    audit_max_mb: int = _setting(
+        64, "Most that the audit log takes, its older parts included; 0 = none is kept.", low=0, high=65536
+    )
+    preview_port: int = _setting(
+        8601, "TCP port on which previews are served; 0 takes a free one, -1 serves none.", low=-1, high=65535
+    )
+    preview_host: str = _setting("", "Address previews are served on; empty: that of the API.")
+    preview_domain: str = _setting(
+        "localhost", "Domain whose names `<port>-<sandbox id>.<domain>` lead to this server. `*.localhost` always does."
+    )
+    preview_url: str = _setting(
+        "",
+        "How clients reach previews when that is not by port and domain, because of a proxy before them: "
+        "`https://preview.example.org`, where names stand below the domain of this address.",
+    )
+    preview_cert: Path | None = _setting(None, "Certificate chain (PEM) for previews; read again when it changes.")
+    preview_key: Path | None = _setting(None, "Its private key (PEM).")
+    preview_access: str = _setting(
+        "public",
+        "Who may use a port about which nothing was said: whoever knows the id, or who has a token.",
+        choices=("public", "token"),
+    )
+    preview_connections: int = _setting(200, "Most connections to ports of one sandbox at once.", low=1, high=500)
+    preview_timeout: float = _setting(
+        300.0, "How long a server in a sandbox may take until its answer begins.", low=1, high=86400
+    )
+    preview_idle_timeout: float = _setting(
+        3600.0, "A connection on which nothing moves for so long is cut.", low=1, high=604800
+    )
     shutdown_grace: float = _setting(5.0, "How long running requests may finish at shutdown.", low=0, high=600)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Those that may call the API from a page."""
+        return tuple(part.strip() for part in self.cors_origins.split(",") if part.strip())
 
     @property
     def usual_ttl_seconds(self) -> int:
@@ -272,6 +343,16 @@ def _check_together(settings: Settings) -> None:
         )
     if settings.default_memory_mb > settings.max_memory_mb or settings.default_cpus > settings.max_cpus:
         raise SettingsError("the default size of a sandbox is above the largest size that is allowed")
+    for origin in settings.origins:
+        if _ORIGIN.fullmatch(origin) is None:
+            raise SettingsError(
+                f"cors_origins: {origin!r} is not an origin; write scheme, name and port as browsers do, without a "
+                "path (`https://app.example.com`), and name each one: `*` is not taken"
+            )
+    if (settings.preview_cert is None) != (settings.preview_key is None):
+        raise SettingsError("preview_cert and preview_key go together")
+    if settings.preview_url and not settings.preview_url.startswith(("http://", "https://")):
+        raise SettingsError(f"preview_url = {settings.preview_url}: it begins with http:// or https://")
     if settings.exec_default_timeout > settings.exec_max_timeout:
         raise SettingsError("exec_default_timeout is above exec_max_timeout")
 

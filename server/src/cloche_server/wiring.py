@@ -6,18 +6,27 @@ import asyncio
 import contextlib
 import errno
 import os
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
+from cloche_server.app.callers import ApiCallers
+from cloche_server.app.dialing import SandboxDialer
+from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.previews import PreviewBase
 from cloche_server.engine.qemu.driver import QemuEngine
 from cloche_server.engine.qemu.launch import QemuConfig
 from cloche_server.engine.qemu.probe import choose_accel, probe_qemu
 from cloche_server.engine.qemu.wall import Wall, find_root, prove
-from cloche_server.host import cgroups
+from cloche_server.gateway.admission import Gate
+from cloche_server.gateway.gateway import Gateway, Limits
+from cloche_server.host import cgroups, files
 from cloche_server.host import machine as host_machine
 from cloche_server.host import network as host_network
 from cloche_server.host.cgroups import Groups
+from cloche_server.host.clock import random_bytes
 from cloche_server.host.jail import Launcher
 from cloche_server.host.uids import claim
 from cloche_server.network.link import Netd
@@ -105,6 +114,12 @@ class HostNetwork:
         await self._netd.close(stop=not used)
 
 
+async def end_network(settings: Settings) -> None:
+    """When no machine is left and no server runs: removes every slot, and ends netd."""
+    await Slots(settings.data / "net", 0).take_stock(())
+    await Netd(settings.data, settings.uid_base, {}).end()
+
+
 def prepare_data(data: Path) -> None:
     """The data directory and its parts. Only root may look in: it holds everybody's files.
 
@@ -131,6 +146,57 @@ def prepare_data(data: Path) -> None:
         raise ClocheError(
             "host.unsupported", f"the data directory {data} cannot be used ({error.strerror}); choose another --data"
         ) from error
+
+
+def listen(host: str, port: int, flag: str) -> socket.socket:
+    """A listening socket. Raises `host.unsupported`; `flag` is where another port is chosen."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(2048)
+    except OSError as error:
+        listener.close()
+        raise ClocheError(
+            "host.unsupported",
+            f"the server cannot listen on {host}:{port} ({error.strerror}); choose another {flag} or end what has it",
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def preview_listener(settings: Settings) -> socket.socket | None:
+    """None: previews are switched off. Raises `host.unsupported`."""
+    if settings.preview_port < 0:
+        return None
+    return listen(settings.preview_host or settings.host, settings.preview_port, "--preview-port")
+
+
+def preview_base(settings: Settings, listener: socket.socket | None) -> PreviewBase | None:
+    """Under which names clients reach previews."""
+    if listener is None:
+        return None
+    if settings.preview_url:
+        parts = urlsplit(settings.preview_url)
+        return PreviewBase(parts.scheme, parts.hostname or "localhost", parts.port)
+    scheme = "http" if settings.preview_cert is None else "https"
+    return PreviewBase(scheme, settings.preview_domain.lower(), listener.getsockname()[1])
+
+
+def preview_key(data: Path) -> bytes:
+    """The key that signs preview tokens, made once."""
+    path = data / "preview.key"
+    if not path.exists():
+        files.write_atomic(path, random_bytes(32), 0o600)
+    return path.read_bytes()
+
+
+def build_gateway(settings: Settings, services: Services, dialer: SandboxDialer, base: PreviewBase | None) -> Gateway:
+    """From clients to ports of guests."""
+    gate = Gate(services.ports, dialer, ApiCallers(services.tokens), services.clock)
+    limits = Limits(settings.preview_timeout, settings.preview_idle_timeout)
+    return Gateway(dialer, gate, services.ports, services.clock, limits, base)
 
 
 @contextlib.asynccontextmanager

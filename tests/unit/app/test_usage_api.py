@@ -56,6 +56,7 @@ async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[h
         importer=unused,
         events=unused,
         webhooks=unused,
+        secrets=unused,
         execs=Execs(host.access),
         files=Files(host.access),
         consoles=Consoles(host.access, tmp_path / "sandboxes"),
@@ -64,6 +65,7 @@ async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[h
         meters=host.meters,
         budgets=host.spending,
         selftests=unused,
+        ports=unused,
     )
     services.ready.set()
     token = await tokens.create("test", "w", bytes(16), 1.0)

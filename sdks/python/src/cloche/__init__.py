@@ -57,6 +57,7 @@ from .errors import (
     NotARegularFile,
     NotFoundError,
     PermissionDenied,
+    PortError,
     ProtocolError,
     RequestTimeout,
     SandboxGone,
@@ -100,6 +101,7 @@ from .models import (
     WebhookTest,
     WriteResult,
 )
+from .ports import Port, PreviewToken
 from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
 __all__ = [
@@ -165,6 +167,9 @@ __all__ = [
     "NotARegularFile",
     "NotFoundError",
     "PermissionDenied",
+    "Port",
+    "PortError",
+    "PreviewToken",
     "Promotion",
     "ProtocolError",
     "RequestTimeout",

@@ -17,6 +17,7 @@
       CommandError                CommandFailed, CommandTimeout, CommandCancelled
       TimeoutError                CommandTimeout, RequestTimeout, WaitTimeout (also the builtin TimeoutError)
       FileError                   FileNotFound, IsADirectory, PermissionDenied, …
+      PortError                   nothing listens on a port, or what does cannot be used
       TemplateError
       SnapshotError               SnapshotNotFound, SnapshotCorrupt, SnapshotIncompatible
       ServerError                 GuestError, CaptureFailed, ProtocolError, …
@@ -316,6 +317,13 @@ class FileBusy(FileError):
 
 class NoSpace(FileError):
     """The disk of the sandbox is full."""
+
+
+# --- ports
+
+
+class PortError(ClocheError):
+    """Nothing listens on a port of the sandbox, or what does cannot be used."""
 
 
 # --- the server

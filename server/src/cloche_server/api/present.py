@@ -10,6 +10,7 @@ from typing import Any
 from cloche_server.api.errors import result_fields
 from cloche_server.core.command import CommandResult
 from cloche_server.core.records import SECRET_METADATA_PREFIX, Sandbox
+from cloche_server.core.secrets import shown_grant
 
 
 def rfc3339(seconds: float) -> str:
@@ -45,6 +46,9 @@ def sandbox(record: Sandbox) -> dict[str, Any]:
         },
         "generation": record.generation,
     }
+    body["network_mode"] = record.network.mode.value
+    if record.grants:
+        body["secrets"] = [shown_grant(grant) for grant in record.grants]
     body["idle_seconds"] = record.idle_seconds
     body["idle_action"] = record.idle_action.value
     if record.name is not None:

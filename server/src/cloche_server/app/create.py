@@ -90,6 +90,7 @@ class _Creation:
     pending_id: str = ""
     use_pools: bool = True
     pooled: bool = False
+    ca_pem: str | None = None
 
 
 class Creator:
@@ -367,15 +368,16 @@ class Creator:
 
     async def _plug_in(self, work: _Creation) -> None:
         assert work.entry is not None
-        await self._machines.plug_in(work.entry.record)
+        work.ca_pem = await self._machines.plug_in(work.entry.record)
 
     async def _renew(self, work: _Creation) -> None:
         assert work.slot is not None
         with _told_as_boot_failure():
             if work.slot.renewed:
-                await self._machines.greet(work.slot)
+                await self._machines.greet(work.slot, work.ca_pem)
             else:
-                await self._machines.renew(work.slot, thaw=work.request.source is not None)
+                thaw = work.request.source is not None
+                await self._machines.renew(work.slot, thaw=thaw, ca_pem=work.ca_pem)
 
     async def _start(self, work: _Creation) -> None:
         assert work.slot is not None

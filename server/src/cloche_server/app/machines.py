@@ -15,7 +15,7 @@ from cloche_server.app.steps import to_the_end
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
 from cloche_server.core.network import GUEST_NETWORK
-from cloche_server.core.ports import BakedTemplate, BootFiles, Card, Engine, Machine, Network, SavedState
+from cloche_server.core.ports import BakedTemplate, BootFiles, Card, Engine, Machine, Network, SavedState, Trust
 from cloche_server.core.records import BootMode, Resources, Sandbox, Shape
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import ExecRequest, RenewRequest
@@ -71,6 +71,7 @@ class Machines:
     def __init__(self, engine: Engine, root: Path, gate: asyncio.Semaphore, layers: Layers, network: Network) -> None:
         self.engine = engine
         self.network = network
+        self.broker: Trust | None = None
         self.root = root
         self.layers = layers
         self._gate = gate
@@ -139,24 +140,24 @@ class Machines:
     @contextlib.asynccontextmanager
     async def _card(self, machine_id: str) -> AsyncIterator[int | None]:
         """A slot for a machine, whose card it inherits while this lasts. When the start fails there is no slot."""
-        cards: list[Card | None] = []
-
-        async def open_() -> None:
-            cards.append(await self.network.open(machine_id))
-
+        card: Card | None = None
         try:
-            await to_the_end(open_())
-            yield cards[0].fd if cards[0] is not None else None
+            card = await self.network.open(machine_id)
+            yield card.fd if card is not None else None
         except BaseException:
             await to_the_end(self.unplug(machine_id))
             raise
         finally:
-            if cards and cards[0] is not None:
-                cards[0].close()
+            if card is not None:
+                card.close()
 
-    async def plug_in(self, record: Sandbox) -> None:
-        """Before its user's code runs: what its policy allows is carried from now on. Raises `network.unavailable`."""
+    async def plug_in(self, record: Sandbox) -> str | None:
+        """Before its user's code runs: what its policy allows is carried from now on. Returns the certificate of the
+        authority that the guest has to trust, if any. Raises `network.unavailable`, `secret.unavailable`,
+        `secret.not_found`."""
+        trusted = await self.broker.ready(record) if self.broker is not None else None
         await self.network.admit(record.id, record.workspace, record.network, record.grants)
+        return trusted
 
     async def unplug(self, machine_id: str) -> None:
         """Removes the slot of a machine that has ended. What resists is tried again by `remove_rest`."""
@@ -185,7 +186,14 @@ class Machines:
             await slot.guest.connect(timeout=FIRST_ANSWER_TIMEOUT)
 
     async def renew(
-        self, slot: Slot, *, names: bool = True, booted: bool = False, warm: bool = False, thaw: bool = False
+        self,
+        slot: Slot,
+        *,
+        names: bool = True,
+        booted: bool = False,
+        warm: bool = False,
+        thaw: bool = False,
+        ca_pem: str | None = None,
     ) -> None:
         """Gives a restored machine its own clock, random numbers and, unless it is the one it was, `names`, before any
         user code. `booted`: it comes from its own disk, where its machine-id is. `thaw`: it was captured with its
@@ -199,14 +207,15 @@ class Machines:
                 warm=warm,
                 thaw=thaw or (slot.template.thaw and not booted),
                 network=GUEST_NETWORK if self.network.enabled else None,
+                ca_pem=ca_pem,
             ),
             timeout=FIRST_ANSWER_TIMEOUT,
         )
         slot.renewed = True
 
-    async def greet(self, slot: Slot) -> None:
+    async def greet(self, slot: Slot, ca_pem: str | None = None) -> None:
         """Sets the clock of a renewed machine that has waited, and so makes sure that it answers."""
-        await slot.guest.renew(RenewRequest(time_now=True), timeout=FIRST_ANSWER_TIMEOUT)
+        await slot.guest.renew(RenewRequest(time_now=True, ca_pem=ca_pem), timeout=FIRST_ANSWER_TIMEOUT)
 
     async def grow_disk(self, slot: Slot, disk_mb: int) -> None:
         """Grows the disk of a restored machine and the file system on it, online."""

@@ -133,6 +133,8 @@ class Reconciler:
             machine.release()
             return False
         try:
+            if self._machines.broker is not None:
+                await self._machines.broker.ready(record)
             await self._machines.network.adopt(record.id, record.workspace, record.network, record.grants)
         except ClocheError as error:  # it runs on, cut off, and is tried again with the next netd
             _log.error("network.not_adopted", sandbox=record.id, error=error.message)

@@ -242,8 +242,8 @@ class SleepVerbs:
                 await self._machines.restore(slot, before_run=lambda: _use_up(directory))
             finally:
                 state.pages.close()
-            await self._machines.plug_in(entry.record)
-            await self._machines.renew(slot, names=False, thaw=True)
+            ca_pem = await self._machines.plug_in(entry.record)
+            await self._machines.renew(slot, names=False, thaw=True, ca_pem=ca_pem)
         except BaseException as error:
             await asyncio.shield(self._not_woken(entry, slot, directory, error))
             raise

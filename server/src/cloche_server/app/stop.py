@@ -119,8 +119,8 @@ class StopVerbs:
             await self._supervisor.move(entry, Event.START)
             slot = await self._machines.boot(meta, record.id, record.layer_id, record.resources)
             await self._machines.restore(slot)
-            await self._machines.plug_in(record)
-            await self._machines.renew(slot, booted=True)
+            ca_pem = await self._machines.plug_in(record)
+            await self._machines.renew(slot, booted=True, ca_pem=ca_pem)
             if slot.disk_mb < record.resources.disk_mb:  # of a restore that did not come so far
                 await self._machines.grow_disk(slot, record.resources.disk_mb)
         except BaseException as error:

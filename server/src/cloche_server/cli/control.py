@@ -16,7 +16,7 @@ from cloche_server.host.clock import SystemClock
 from cloche_server.host.instance import find_server
 from cloche_server.settings import Settings
 from cloche_server.store.sandboxes import SandboxStore
-from cloche_server.wiring import open_database, prepare_data
+from cloche_server.wiring import end_network, open_database, prepare_data
 
 
 @click.command()
@@ -55,6 +55,7 @@ async def _end_sandboxes(settings: Settings) -> int:
     for ref in found.values():
         process.kill(ref.pid, ref.start_time)
         await process.wait_exit(ref.pid, ref.start_time, 10)
+    await end_network(settings)
     block = uids.existing(settings.data, settings.uid_base)
     if block is not None:
         await asyncio.to_thread(lambda: Groups(cgroups.probe(), block.name).remove_all())

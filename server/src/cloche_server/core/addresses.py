@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from enum import StrEnum
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
@@ -158,6 +159,7 @@ def _classify_carried(address: IPv6Address, inner: IPv4Address, host: Collection
     return classify(inner, host)
 
 
+@lru_cache(maxsize=4096)
 def _by_table(address: Address) -> AddressClass:
     if isinstance(address, IPv4Address):
         for network4, kind in _V4:

@@ -16,7 +16,7 @@ from typing import Final
 from cloche_server.core.addresses import NEVER, Address, AddressClass, Network, classify, parse_address
 from cloche_server.core.names import canonical_name
 from cloche_server.core.network import NetworkMode, NetworkPolicy, Transport
-from cloche_server.core.policy_index import Line, Place, RuleIndex, place_of
+from cloche_server.core.policy_index import Line, Named, Place, RuleIndex, place_of
 from cloche_server.core.policy_paths import path_matches
 
 
@@ -120,14 +120,15 @@ class Policy:
         plain, read = self._first_unnamed(place, port, transport)
         named = self._named_before(plain, place, port, transport)
         decided = self._settle(plain, place)
-        if not read and not any(self._differs(line, decided) for line in named):
+        differs = named.reads or (named.deny if decided.allowed else named.allow)
+        if not read and not differs:
             return decided
         if port in _WEB or read:
             return Decision(Outcome.PEEK, decided.rule, "the first bytes decide")
         raw = self.decide_connection(address, port, transport, RAW, names)
         if raw.allowed and not raw.reads_http:
             return Decision(Outcome.WATCH, raw.rule, raw.reason)
-        if any(line.allows for line in named):
+        if named.allow:
             return Decision(Outcome.PEEK, raw.rule, "the first bytes decide")
         return raw
 
@@ -141,18 +142,8 @@ class Policy:
                 read = True
         return None, read
 
-    def _named_before(self, plain: Line | None, place: Place, port: int, transport: Transport) -> list[Line]:
-        found = []
-        for line in self._index.named_for(port, transport):
-            if plain is not None and line.order > plain.order:
-                break
-            if line.covers(place):
-                found.append(line)
-        return found
-
-    @staticmethod
-    def _differs(line: Line, decided: Decision) -> bool:
-        return line.rule.reads_http or line.allows is not decided.allowed
+    def _named_before(self, plain: Line | None, place: Place, port: int, transport: Transport) -> Named:
+        return self._index.named_before(None if plain is None else plain.order, place, port, transport)
 
     def _settle(self, line: Line | None, place: Place) -> Decision:
         if line is not None:
@@ -182,21 +173,21 @@ class Policy:
             return refused
         plain, _ = self._first_unnamed(place, port, transport)
         named = self._named_before(plain, place, port, transport)
-        if named and not self._open:
+        if named.any and not self._open:
             wrong = self._wrong_claim(claim, named, plain)
             if wrong is not None:
                 return wrong
-        if claim.kind is ClaimKind.HTTP2 and (self.reads_http_at(place, port) or named):
+        if claim.kind is ClaimKind.HTTP2 and (self.reads_http_at(place, port) or named.any):
             return Decision(Outcome.ALLOW, "http", "each request is judged", reads_http=True)
         considered = names if claim.name is None else (claim.name,)
         decision = self._walk(considered, place, port, transport, claim, bound)
-        if decision.allowed and claim.kind is ClaimKind.HTTP and (decision.by_name or (named and not decision.by_name)):
+        if decision.allowed and claim.kind is ClaimKind.HTTP and (decision.by_name or named.any):
             return Decision(Outcome.ALLOW, decision.rule, decision.reason, reads_http=True, by_name=decision.by_name)
         return decision
 
-    def _wrong_claim(self, claim: Claim, named: list[Line], plain: Line | None) -> Decision | None:
+    def _wrong_claim(self, claim: Claim, named: Named, plain: Line | None) -> Decision | None:
         """What is refused under an allow-list where a name has to decide."""
-        if plain is not None and plain.allows and not any(not line.allows for line in named):
+        if plain is not None and plain.allows and not named.deny:
             return None  # allowed by its address, whatever the name is
         if claim.problem:
             return _deny("no-name", claim.problem)
@@ -281,9 +272,7 @@ class Policy:
 
     def names_for(self, port: int) -> list[str]:
         """Exact names that allow rules open on a port that they state."""
-        lines = self._index.named_for(port, Transport.TCP)
-        found = [line.rule.domain for line in lines if line.allows and line.explicit_ports and line.rule.domain]
-        return [name for name in dict.fromkeys(found) if not name.startswith("*.")]
+        return self._index.stated_names(port, Transport.TCP)
 
     # ------------------------------------------------------------------ sentences
 

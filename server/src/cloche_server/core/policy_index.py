@@ -7,7 +7,7 @@ there are beside them does not matter.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_network
 from typing import Final
 
@@ -18,6 +18,7 @@ from cloche_server.core.network import Rule, RuleAction, Transport
 #: What an allow rule with a domain and without ports opens.
 WEB_PORTS: Final = ((80, 80), (443, 443))
 _KEPT_PORTS: Final = 256
+_END: Final = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +96,30 @@ def _line(order: int, rule: Rule) -> Line:
     return Line(order, rule, network, spans, transport)
 
 
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Whether there are rules by name that allow, deny, or speak of single requests."""
+
+    allow: bool
+    deny: bool
+    reads: bool
+
+    @property
+    def any(self) -> bool:
+        return self.allow or self.deny
+
+
+@dataclass(slots=True)
+class _Summary:
+    """Of the rules with a domain that apply to one port: where in the policy the first of each kind stands."""
+
+    allow: int = _END
+    deny: int = _END
+    reads_allow: int = _END
+    reads_deny: int = _END
+    with_network: list[Line] = field(default_factory=list)
+
+
 class RuleIndex:
     """Built once for each policy; `candidates` costs a few look-ups."""
 
@@ -104,7 +129,7 @@ class RuleIndex:
         self._networks: dict[tuple[int, int], dict[int, list[Line]]] = {}
         self._everywhere: list[Line] = []
         self._named: list[Line] = []
-        self._named_by_port: dict[tuple[int, Transport], tuple[Line, ...]] = {}
+        self._named_by_port: dict[tuple[int, Transport], _Summary] = {}
         for order, rule in enumerate(rules):
             self._add(_line(order, rule))
 
@@ -158,16 +183,52 @@ class RuleIndex:
     def networks(self) -> list[Line]:
         return [line for table in self._networks.values() for lines in table.values() for line in lines]
 
-    def named_for(self, port: int, transport: Transport) -> tuple[Line, ...]:
-        """Rules with any domain that apply to a port, in order."""
+    def named_before(self, order: int | None, place: Place, port: int, transport: Transport) -> Named:
+        """What rules with some domain could say about a port at an address, of those before a place in the policy
+        (None: of all)."""
         key = (port, transport)
-        found = self._named_by_port.get(key)
-        if found is None:
+        summary = self._named_by_port.get(key)
+        if summary is None:
             if len(self._named_by_port) >= _KEPT_PORTS:
                 self._named_by_port.clear()
-            found = tuple(line for line in self._named if line.applies(port, transport))
-            self._named_by_port[key] = found
-        return found
+            summary = _summary(line for line in self._named if line.applies(port, transport))
+            self._named_by_port[key] = summary
+        before = _END if order is None else order
+        public = place.kind is AddressClass.PUBLIC
+        near = [line for line in summary.with_network if line.order < before and line.covers(place)]
+        return Named(
+            allow=(public and summary.allow < before) or any(line.allows for line in near),
+            deny=summary.deny < before or any(not line.allows for line in near),
+            reads=summary.reads_deny < before
+            or (public and summary.reads_allow < before)
+            or any(line.rule.reads_http for line in near),
+        )
+
+    def stated_names(self, port: int, transport: Transport) -> list[str]:
+        """Exact names that allow rules open on a port that they state, in order."""
+        found = [
+            line.rule.domain or ""
+            for line in self._named
+            if line.allows and line.explicit_ports and line.applies(port, transport)
+        ]
+        return [name for name in dict.fromkeys(found) if not name.startswith("*.")]
+
+
+def _summary(lines: Iterable[Line]) -> _Summary:
+    made = _Summary()
+    for line in lines:
+        if line.network is not None:
+            made.with_network.append(line)
+            continue
+        if line.allows:
+            made.allow = min(made.allow, line.order)
+        else:
+            made.deny = min(made.deny, line.order)
+        if line.rule.reads_http and line.allows:
+            made.reads_allow = min(made.reads_allow, line.order)
+        elif line.rule.reads_http:
+            made.reads_deny = min(made.reads_deny, line.order)
+    return made
 
 
 def _order(line: Line) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from cloche_server.core.network import NetworkPolicy, SecretGrant
 from cloche_server.core.probes import Probe
-from cloche_server.core.records import Isolation, ProcessRef, Shape
+from cloche_server.core.records import Isolation, ProcessRef, Sandbox, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +179,13 @@ class Network(Protocol):
     async def close(self, machine_id: str) -> None:
         """Ends its connections and removes its slot. Idempotent."""
 
+    async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
+        """Secrets of a workspace by name, and its authority (`certificate`, `key`), in place of those before. Raises
+        `network.unavailable`."""
+
+    async def inquire(self, op: str, machine_id: str, **fields: Any) -> Mapping[str, Any]:
+        """`log`, `explain`, `learned` or `stats` of `docs/network.md`. Raises `network.unavailable`."""
+
     async def adopt(
         self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
     ) -> None:
@@ -187,6 +194,13 @@ class Network(Protocol):
 
     async def take_stock(self, living: Collection[str]) -> int:
         """At a start: removes every slot that is of none of these machines; returns how many."""
+
+
+class Trust(Protocol):
+    """Whom a sandbox trusts with its HTTPS, and with what."""
+
+    async def ready(self, record: Sandbox) -> str | None:
+        """See `app/broker.py`."""
 
 
 class Engine(Protocol):

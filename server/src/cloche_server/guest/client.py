@@ -16,7 +16,8 @@ from .errors import CallContext
 from .files import FileCalls
 from .h2link import Response
 from .streams import IDLE_SECONDS, ExecCall
-from .types import AgentInfo, ExecInfo, ExecRequest, RenewRequest, RenewResult, Usage
+from .tunnel import GuestTunnel, open_tunnel
+from .types import AgentInfo, ExecInfo, ExecRequest, ListeningPort, RenewRequest, RenewResult, Usage
 
 __all__ = ["GuestClient"]
 
@@ -78,6 +79,8 @@ class GuestClient(FileCalls):
             body["hostname"] = request.hostname
         if request.machine_id is not None:
             body["machine_id"] = request.machine_id
+        if request.ca_pem is not None:
+            body["ca_pem"] = request.ca_pem
         if request.grow_disk:
             body["grow_disk"] = True
         if request.warm:
@@ -123,6 +126,16 @@ class GuestClient(FileCalls):
         """Ask the machine to power off; returns when the agent has agreed, not when it is off."""
         body = {"grace_ms": grace_ms}
         await self._caller.call("POST", "/v1/shutdown", _MACHINE, json_body=body, timeout=timeout)
+
+    # --- ports
+
+    async def ports(self, *, timeout: float = CALL_SECONDS) -> list[ListeningPort]:
+        """The TCP sockets that listen in the guest, by port."""
+        return decode.ports(await self._caller.call("GET", "/v1/ports", _MACHINE, timeout=timeout))
+
+    async def tunnel(self, port: int, *, timeout: float = CALL_SECONDS) -> GuestTunnel:
+        """A connection to a TCP port of the guest, made by its agent. Raises `port.closed`, `port.timeout`."""
+        return await open_tunnel(self._caller, port, timeout)
 
     # --- exec
 

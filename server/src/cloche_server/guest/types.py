@@ -43,7 +43,8 @@ class RenewRequest:
 
     `entropy`: 32 to 512 bytes. `time_ns`: Unix time; `time_now` instead takes the host's clock at the
     moment the request goes out, when a reconnect may have taken a while. `network`: sets the card up if it is not, and
-    ends all TCP connections with other machines. `thaw`: as the last step, as `GuestClient.thaw` with `keep`.
+    ends all TCP connections with other machines. `ca_pem`: certificate of an authority that programs in the guest are
+    to trust. `thaw`: as the last step, as `GuestClient.thaw` with `keep`.
     """
 
     entropy: bytes | None = None
@@ -51,6 +52,7 @@ class RenewRequest:
     time_now: bool = False
     hostname: str | None = None
     machine_id: str | None = None
+    ca_pem: str | None = None
     grow_disk: bool = False
     warm: bool = False
     thaw: bool = False
@@ -149,3 +151,13 @@ class WriteResult:
     path: str
     bytes: int
     created: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningPort:
+    """A TCP socket that listens in the guest. `pid` 0 and `process` empty: it is not known whose it is."""
+
+    port: int
+    address: str
+    pid: int = 0
+    process: str = ""

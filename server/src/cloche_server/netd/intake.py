@@ -16,7 +16,7 @@ from cloche_server.netd.firstbytes import MAX_BYTES, claim_of
 from cloche_server.netd.origin import original_destination
 from cloche_server.netd.refusal import refuse
 from cloche_server.netd.relay import Pipes, Relay
-from cloche_server.netd.session import Flow, Session
+from cloche_server.netd.session import SPEAK_FIRST, Flow, Session
 from cloche_server.netd.waits import readable, reset
 
 #: A guest's first bytes have to say what it wants in this time (seconds).
@@ -27,8 +27,7 @@ _UNREAD: Final = Decision(
     Outcome.DENY, "unreadable", "the requests of this connection would have to be read one by one"
 )
 _DNS_PORT: Final = 53
-#: Ports whose clients speak first; so long a refusal waits for what they say (seconds).
-_SPEAK_FIRST: Final = frozenset({80, 443, 8000, 8080, 8443})
+#: So long a refusal waits for what a client that speaks first says (seconds).
 _SHORT: Final = 1.0
 
 
@@ -150,10 +149,10 @@ class Connection:
         if decision.outcome in {Outcome.DENY, Outcome.PEEK} and await self._resolve_stated():
             decision = session.judge(flow)
         if decision.outcome is Outcome.WATCH:
-            return await self._watch()
+            return await self._watch(decision)
         if decision.outcome is Outcome.PEEK:
             return await self._by_claim()
-        if decision.outcome is Outcome.DENY and flow.port in _SPEAK_FIRST:
+        if decision.outcome is Outcome.DENY and flow.port in SPEAK_FIRST:
             # For the log, and so that the refusal can be one that the program shows.
             claim = await read_claim(self._guest, _SHORT)
             decision = session.judge(flow)
@@ -187,10 +186,16 @@ class Connection:
             decision = session.judge(flow)
         return decision
 
-    async def _watch(self) -> Decision:
+    async def _watch(self, decision: Decision) -> Decision:
         """Allowed unless the guest speaks first and claims a name that is not."""
         session, flow = self._session, self._flow
-        self._upstream = await session.shared.dialer.connect(flow.address, flow.port)
+        try:
+            await self._dial()
+        except OSError:
+            flow.decided = Decision(Outcome.ALLOW, decision.rule, decision.reason)
+            session.record(flow, flow.decided)
+            raise
+        assert self._upstream is not None
         speaker = await readable(self._guest, self._upstream)
         if speaker is self._upstream:
             flow.claim = RAW
@@ -220,12 +225,9 @@ class Connection:
     async def _carry(self) -> None:
         session, flow = self._session, self._flow
         if self._upstream is None:
-            try:
-                self._upstream = await session.shared.dialer.connect(flow.address, flow.port)
-            except OSError as error:
-                flow.was_cut = f"upstream: {_why(error)}"
-                raise
+            await self._dial()
         upstream, self._upstream = self._upstream, None
+        assert upstream is not None
         relay = Relay(
             self._guest,
             upstream,
@@ -237,6 +239,14 @@ class Connection:
         )
         flow.cut = relay.cut
         await relay.wait()
+
+    async def _dial(self) -> None:
+        flow = self._flow
+        try:
+            self._upstream = await self._session.shared.dialer.connect(flow.address, flow.port)
+        except OSError as error:
+            flow.was_cut = f"upstream: {_why(error)}"
+            raise
 
     def _look(self) -> None:
         """Into the first bytes of a connection that is allowed by its address, for the log and later policies."""

@@ -161,6 +161,15 @@ class Registry:
         return attached.session
 
 
+def _socket_of(fd: int) -> socket.socket:
+    copy = os.dup(fd)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
 def _sockets(fds: list[int]) -> list[socket.socket]:
     """Copies of the four sockets of a slot, in their order."""
     if len(fds) != len(_KINDS):
@@ -168,7 +177,7 @@ def _sockets(fds: list[int]) -> list[socket.socket]:
     socks = []
     try:
         for fd, (family, kind) in zip(fds, _KINDS, strict=True):
-            sock = socket.socket(fileno=os.dup(fd))
+            sock = _socket_of(fd)
             socks.append(sock)
             if (sock.family, sock.type & 0xF) != (family, kind):
                 raise Refusal("invalid", "the sockets of attach are of another kind, or in another order")

@@ -43,12 +43,12 @@ async def answer(session: Session, wire: bytes, *, tcp: bool = False) -> bytes |
     """The answer to one message of a guest; None where there is none to give."""
     if len(wire) < _HEADER or wire[2] & 0x80:
         return None
+    if wire[2] >> 3 & 15 != dns.opcode.QUERY:
+        return _bare(wire, dns.rcode.NOTIMP)
     try:
         query = dns.message.from_wire(wire, ignore_trailing=False, question_only=False)
     except (dns.exception.DNSException, ValueError, IndexError, OverflowError):
         return _bare(wire, dns.rcode.FORMERR)
-    if query.opcode() != dns.opcode.QUERY:
-        return _bare(wire, dns.rcode.NOTIMP)
     if len(query.question) != 1:
         return _bare(wire, dns.rcode.FORMERR)
     response = _response(query)

@@ -20,8 +20,11 @@ from cloche_server.netd.lookup import Lookups
 from cloche_server.netd.pins import Pins
 from cloche_server.netd.shared import Shared
 
-#: Of one sandbox at once, whatever its policy says, so that no guest uses up what all share.
+#: Of one sandbox at once: when its policy says nothing, and whatever it says, so that no guest uses up what all share.
+USUAL_CONNECTIONS: Final = 1024
 MOST_CONNECTIONS: Final = 4096
+#: Ports whose clients speak first.
+SPEAK_FIRST: Final = frozenset({80, 443, 8000, 8080, 8443})
 _MIB: Final = 1024 * 1024
 
 
@@ -203,7 +206,7 @@ class Session:
         """Whether another connection is refused because of a limit; the new one is among those counted."""
         if self.used_up:
             return Decision(Outcome.DENY, "limit", "the limit of bytes is used up")
-        most = self.policy.source.limits.connections or MOST_CONNECTIONS
+        most = self.policy.source.limits.connections or USUAL_CONNECTIONS
         if len(self.totals.flows) > min(most, MOST_CONNECTIONS):
             return Decision(Outcome.DENY, "limit", "too many connections are open")
         return None
@@ -220,12 +223,20 @@ class Session:
             decision = self.policy.decide_connection(
                 flow.address, flow.port, Transport.TCP, flow.claim, names, bound=flow.bound
             )
-        if decision.allowed and flow.claim is not None and self._granted(flow.claim, flow.port):
-            return Decision(decision.outcome, decision.rule, decision.reason, True, decision.by_name)
-        return decision
+        return self._for_secrets(flow, decision) if self._grants else decision
 
-    def _granted(self, claim: Claim, port: int) -> bool:
-        return claim.name is not None and self.reads_http(claim.name, port)
+    def _for_secrets(self, flow: Flow, decision: Decision) -> Decision:
+        """A connection that may be one to a host of a secret is not carried unread."""
+        claim = flow.claim
+        if claim is None and decision.allowed:
+            outcome = Outcome.PEEK if flow.port in SPEAK_FIRST else Outcome.WATCH
+            return Decision(outcome, decision.rule, decision.reason)
+        if claim is not None and decision.allowed:
+            known = claim.kind is ClaimKind.HTTP2 or (claim.name is not None and self.reads_http(claim.name, flow.port))
+            return Decision(
+                decision.outcome, decision.rule, decision.reason, known or decision.reads_http, decision.by_name
+            )
+        return decision
 
     def still(self, flow: Flow) -> bool:
         """Whether a connection that is open may go on in the way it goes."""

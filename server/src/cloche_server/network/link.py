@@ -6,6 +6,7 @@ netd outlives the server, so that the connections of guests do: a server that st
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from pathlib import Path
@@ -70,6 +71,16 @@ class Netd:
         client.close()
         return False
 
+    async def end(self) -> None:
+        """Ends a netd that runs without a server. Fine when there is none."""
+        try:
+            client = await FdClient.connect(self._socket)
+        except OSError:
+            return
+        with contextlib.suppress(*_FAILURES):
+            await client.call("stop", timeout=ASK_TIMEOUT)
+        client.close()
+
     async def _launch(self) -> None:
         argv = [sys.executable, "-m", "cloche_server.netd", "--socket", str(self._socket), "--uid", str(self._uid)]
         pid = await asyncio.to_thread(
@@ -94,6 +105,8 @@ class Netd:
         try:
             answer: dict[str, Any] = await client.call(op, fds=fds, timeout=wait, **fields) or {}
         except LinkRefused as error:
+            if error.code == "not-attached":
+                raise _unavailable("the network of the sandbox is being connected again") from error
             raise ClocheError(error.code if error.code in CATALOGUE else "internal", error.message) from error
         except (LinkLost, FrameError, TimeoutError) as error:
             raise _unavailable("the process that carries the network has ended or does not answer") from error

@@ -82,6 +82,12 @@ class NoNetwork:
     ) -> None:
         return None
 
+    async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
+        return None
+
+    async def inquire(self, op: str, machine_id: str, **fields: Any) -> dict[str, Any]:
+        raise ClocheError("network.off", "this server gives its sandboxes no network")
+
     async def take_stock(self, living: Collection[str]) -> int:
         return await self._slots.take_stock(living)
 
@@ -95,6 +101,8 @@ class Networks:
         self.slots = slots
         self._carrier = carrier
         self._admitted: dict[str, Admitted] = {}
+        #: Of each workspace whose HTTPS is read.
+        self._material: dict[str, dict[str, Any]] = {}
 
     async def open(self, machine_id: str) -> TapCard:
         await self._detach(machine_id)
@@ -134,10 +142,21 @@ class Networks:
         before = self._admitted.get(machine_id)
         if before is None or self._carrier is None:
             return 0
-        changed = Admitted(before.workspace, policy, tuple(grants))
+        # Before netd is told: one that is started in the meantime must begin with the new policy.
+        self._admitted[machine_id] = changed = Admitted(before.workspace, policy, tuple(grants))
         answer = await self._carrier.ask("policy", changed.fields(machine_id))
-        self._admitted[machine_id] = changed
         return int(answer.get("cut", 0))
+
+    async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
+        # Kept for a netd that is started anew: it has to know them before it reads anything.
+        self._material[workspace] = {"workspace": workspace, "values": dict(values), "ca": dict(authority)}
+        if self._carrier is not None:
+            await self._carrier.ask("secrets", self._material[workspace])
+
+    async def inquire(self, op: str, machine_id: str, **fields: Any) -> dict[str, Any]:
+        if self._carrier is None:
+            raise ClocheError("network.off", "nothing is carried here")
+        return await self._carrier.ask(op, {"sandbox": machine_id, **fields})
 
     async def close(self, machine_id: str) -> None:
         await self._detach(machine_id)
@@ -166,6 +185,9 @@ class Networks:
 
     async def again(self) -> None:
         """Gives a new netd everything that the old one had."""
+        if self._carrier is not None:
+            for material in list(self._material.values()):
+                await self._carrier.ask("secrets", material)
         for machine_id, admitted in list(self._admitted.items()):
             try:
                 await self._attach(machine_id, admitted)

@@ -62,10 +62,22 @@ class Slots:
 
     async def open(self, machine_id: str) -> int:
         """A slot for a machine, in place of one that it may have; returns a descriptor of its tap device, which is the
-        caller's. Run to its end, or `close` finds nothing yet. Raises OSError, `host.unsupported`."""
+        caller's. Raises OSError, `host.unsupported`; then, and when it is cancelled, nothing goes on, and `close`
+        removes what there is."""
         ready = self._ready.popleft() if self._ready else None
         self._wanted.set()
-        return await asyncio.to_thread(self._open, self.path(machine_id), ready)
+        opening = asyncio.get_running_loop().run_in_executor(None, self._open, self.path(machine_id), ready)
+        cancelled: asyncio.CancelledError | None = None
+        while not opening.done():
+            try:
+                await asyncio.wait({opening})
+            except asyncio.CancelledError as error:  # the thread cannot be stopped
+                cancelled = error
+        if cancelled is not None:
+            if opening.exception() is None:
+                os.close(opening.result())
+            raise cancelled
+        return opening.result()
 
     def _open(self, path: Path, ready: Path | None) -> int:
         netns.remove(path)
