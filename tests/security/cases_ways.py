@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from cases import NONE, ONLY_A, OPEN, Try, case
+from guest_kit import client_hello
 from world_kit import A4, A6, B4, B6, METADATA4, NETD4, NETD4_INNER, NETD6, PRIVATE4
 
 WAYS = "other ways out"
@@ -286,6 +287,26 @@ def _(t: Try) -> None:
     assert t.guest.run(lambda: _held(A4, 7000, lambda: t.site.policy(**other))) == "open"
     other = {"mode": "allow-list", "rules": [{"action": "allow", "cidr": B4}]}
     assert t.guest.run(lambda: _held(A4, 7000, lambda: t.site.policy(**other))) == "cut"
+
+
+@case(
+    LIVE, "open connection to B that claims A, then a policy for A", "cut: the name was never true", OPEN, reaches=True
+)
+def _(t: Try) -> None:
+    hello = client_hello(b"a.test")
+
+    def lie() -> str:
+        with socket.create_connection((B4, 7000), timeout=5) as sock:
+            sock.sendall(hello)
+            assert sock.recv(len(hello)) == hello
+            t.site.policy(**ONLY_A)
+            try:
+                sock.sendall(b"more")
+                return "cut" if sock.recv(10) == b"" else "open"
+            except OSError:
+                return "cut"
+
+    assert t.guest.run(lie) == "cut"
 
 
 @case(LIVE, "answers kept from an earlier policy", "a name that is not allowed any more is refused", OPEN)

@@ -66,7 +66,7 @@ class Guest:
 
         def send() -> bytes | str:
             with socket.socket(_family(address), socket.SOCK_DGRAM) as sock:
-                sock.settimeout(1.5)
+                sock.settimeout(0.5)
                 try:
                     sock.connect((address, port))
                     sock.send(payload)

@@ -64,6 +64,16 @@ def test_no_more_passes_than_the_rate(steps: list[tuple[float, int]]) -> None:
     assert bucket.delay() > 0
 
 
+def test_a_rate_that_changes_holds_at_once() -> None:
+    bucket = Bucket(0, 0)
+    assert bucket.take(10**9, 0) == 10**9
+    bucket.change(1000, 0)
+    assert bucket.take(10**6, 0) <= 16384
+    assert bucket.take(10**6, 1) == 1000
+    bucket.change(0, 1)
+    assert bucket.take(10**9, 1) == 10**9
+
+
 def test_no_rate_is_no_limit() -> None:
     assert Bucket(0, 0).take(10**9, 0) == 10**9
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from cloche_server.core.netctl import MAX_FDS, MAX_FRAME, FrameError, FrameReader, encode_frame
 
-_CHUNK: Final = 256 * 1024
+_CHUNK: Final = 64 * 1024
 #: A frame that the other side does not take in this time ends the connection (seconds).
 SEND_TIMEOUT: Final = 10.0
 CALL_TIMEOUT: Final = 10.0
@@ -56,6 +56,7 @@ class FdStream:
         self._sending = asyncio.Lock()
         self._loop = asyncio.get_running_loop()
         self._reading = False
+        self._writable: asyncio.Future[None] | None = None
         self.open = True
         self.resume()
 
@@ -97,9 +98,10 @@ class FdStream:
         frame = memoryview(encode_frame(message, len(fds)))
         try:
             async with asyncio.timeout(SEND_TIMEOUT), self._sending:
-                sent = await self._send_first(frame, fds)
-                if sent < len(frame):
-                    await self._loop.sock_sendall(self._sock, frame[sent:])
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+                while frame:
+                    frame = frame[await self._send_some(frame, rights) :]
+                    rights = []
         except (OSError, TimeoutError) as error:
             self.close()
             raise LinkLost("the connection ended while a message was sent") from error
@@ -107,21 +109,37 @@ class FdStream:
             self.close()  # half a frame may have gone
             raise
 
-    async def _send_first(self, frame: memoryview, fds: Sequence[int]) -> int:
-        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    async def _send_some(self, frame: memoryview, rights: list[Any]) -> int:
         while True:
             if not self.open:
                 raise LinkLost("the connection has ended")
             try:
                 return self._sock.sendmsg([frame[:_CHUNK]], rights)
             except BlockingIOError:
-                await _writable(self._loop, self._sock)
+                await self._until_writable()
+
+    async def _until_writable(self) -> None:
+        self._writable = self._loop.create_future()
+        self._loop.add_writer(self._sock.fileno(), self._wake)
+        try:
+            await self._writable
+        finally:
+            self._wake()
+
+    def _wake(self) -> None:
+        """The one who waits to write goes on; the loop forgets the descriptor before anybody can close it."""
+        waiting, self._writable = self._writable, None
+        if waiting is not None:
+            self._loop.remove_writer(self._sock.fileno())
+            if not waiting.done():
+                waiting.set_result(None)
 
     def close(self) -> None:
         """Ends the connection; descriptors that nobody has taken are closed. May be called again."""
         if not self.open:
             return
         self.pause()
+        self._wake()
         self.open = False
         self._sock.close()
         while self._fds:
@@ -143,21 +161,6 @@ def _receive(sock: socket.socket) -> tuple[bytes, list[int]]:
             os.close(fd)
         raise OSError("descriptors were lost")
     return data, fds
-
-
-def _set(ready: asyncio.Future[None]) -> None:
-    if not ready.done():
-        ready.set_result(None)
-
-
-async def _writable(loop: asyncio.AbstractEventLoop, sock: socket.socket) -> None:
-    ready: asyncio.Future[None] = loop.create_future()
-    loop.add_writer(sock.fileno(), _set, ready)
-    try:
-        await ready
-    finally:
-        if sock.fileno() >= 0:
-            loop.remove_writer(sock.fileno())
 
 
 class FdClient:

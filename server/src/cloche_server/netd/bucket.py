@@ -14,8 +14,14 @@ class Bucket:
 
     def __init__(self, rate: float, now: float) -> None:
         self._rate = rate
+        self._room = self._level = max(rate * _BURST, _SMALLEST_BURST)
+        self._at = now
+
+    def change(self, rate: float, now: float) -> None:
+        """Another rate from now on, for everything that passes here already as well."""
+        self._rate = rate
         self._room = max(rate * _BURST, _SMALLEST_BURST)
-        self._level = self._room
+        self._level = min(self._level, self._room)
         self._at = now
 
     def take(self, want: int, now: float) -> int:

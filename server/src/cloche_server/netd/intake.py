@@ -179,12 +179,14 @@ class Connection:
         flow.bound = True
         decision = session.judge(flow)
         name = flow.claim.name
-        if decision.allowed and decision.by_name and name is not None:
-            flow.bound = session.pins.has(name, flow.address, session.shared.clock.monotonic())
-            if not flow.bound:
-                flow.bound = flow.address in await session.lookups.addresses(name)
-            decision = session.judge(flow)
-        return decision
+        if name is None:
+            return decision
+        # Also where the name does not decide now: a later policy must not take it for more than it is.
+        bound = session.pinned(name, flow.address)
+        if not bound and decision.allowed and decision.by_name:
+            bound = flow.address in await session.lookups.addresses(name)
+        flow.bound = bound
+        return session.judge(flow)
 
     async def _watch(self, decision: Decision) -> Decision:
         """Allowed unless the guest speaks first and claims a name that is not."""
@@ -254,6 +256,7 @@ class Connection:
             claim = claim_of(self._guest.recv(4096, socket.MSG_PEEK), final=True)
             if claim is not None and claim.name is not None:
                 self._flow.claim = claim
+                self._flow.bound = self._session.pinned(claim.name, self._flow.address)
 
 
 def _why(error: OSError) -> str:

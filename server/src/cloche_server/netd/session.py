@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import socket
 from collections.abc import Callable, Sequence
@@ -30,7 +31,8 @@ _MIB: Final = 1024 * 1024
 
 @dataclass(slots=True)
 class Flow:
-    """One open connection of a guest. `claim`: what its first bytes said, None: they were not asked. `cut` ends it."""
+    """One open connection of a guest. `claim`: what its first bytes said, None: they were not asked. `bound`: whether
+    the claimed name is known to have the address. `cut` ends the connection."""
 
     number: int
     address: Address
@@ -79,6 +81,8 @@ class Session:
         self.pins = Pins()
         self.totals = Totals()
         self._numbers = itertools.count(1)
+        self.up = Bucket(0, 0)
+        self.down = Bucket(0, 0)
         self._set(policy, grants)
         self.lookups = Lookups(self, shared.upstream)
 
@@ -87,8 +91,8 @@ class Session:
         self._grants = tuple(grants)
         rate = policy.limits.bandwidth_kbps * 1000 / 8
         now = self.shared.clock.monotonic()
-        self.up = Bucket(rate, now)
-        self.down = Bucket(rate, now)
+        self.up.change(rate, now)
+        self.down.change(rate, now)
 
     def replace(self, policy: NetworkPolicy, grants: Sequence[SecretGrant]) -> int:
         """The new policy holds at once; connections that it does not allow are cut. Returns how many."""
@@ -170,6 +174,14 @@ class Session:
         if flow is not None:
             self.carried(flow, sent, received)
 
+    async def pace(self, sent: int, received: int) -> None:
+        """Waits until so many bytes may pass under the limit of bandwidth; for traffic that is not relayed."""
+        for bucket, left in ((self.up, sent), (self.down, received)):
+            while left > 0:
+                left -= bucket.take(left, self.shared.clock.monotonic())
+                if left > 0:
+                    await asyncio.sleep(bucket.delay())
+
     # ------------------------------------------------------------------ connections
 
     def open(self, address: Address, port: int, cut: Callable[[], None]) -> Flow:
@@ -213,6 +225,9 @@ class Session:
 
     def names_of(self, address: Address) -> list[str]:
         return self.pins.names_of(address, self.shared.clock.monotonic())
+
+    def pinned(self, name: str, address: Address) -> bool:
+        return self.pins.has(name, address, self.shared.clock.monotonic())
 
     def judge(self, flow: Flow) -> Decision:
         """On a connection as far as it is known; may be asked again at any time."""

@@ -177,7 +177,7 @@ async def test_a_client_that_does_not_read_is_held_up_alone(place: Place) -> Non
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     await loop.sock_connect(sock, str(place.path))
     frame = encode_frame({"id": 1, "op": "hello"})
-    flood = asyncio.create_task(loop.sock_sendall(sock, frame * 200_000))
+    flood = asyncio.create_task(loop.sock_sendall(sock, frame * 16_000))
     async with await place.client() as client:
         for _ in range(20):
             assert (await client.call("hello"))["version"] == 1
@@ -255,3 +255,20 @@ async def test_explain(place: Place, question: dict[str, Any], rule: str, step: 
         verdict = (await client.call("explain", sandbox="s1", **question))["verdict"]
         assert (verdict["rule"], verdict["step"]) == (rule, step)
         assert verdict["allowed"] is (rule == "a")
+
+
+async def test_a_client_that_goes_while_it_is_sent_to(place: Place) -> None:
+    """Its descriptor is forgotten before the number is used again."""
+    for _ in range(4):
+        loop = asyncio.get_running_loop()
+        sock = socket.socket(socket.AF_UNIX)
+        sock.setblocking(False)
+        await loop.sock_connect(sock, str(place.path))
+        flood = asyncio.create_task(loop.sock_sendall(sock, encode_frame({"id": 1, "op": "hello"}) * 800))
+        for _ in range(30):
+            await asyncio.sleep(0)
+        flood.cancel()
+        await asyncio.gather(flood, return_exceptions=True)
+        sock.close()
+        async with await place.client() as client:
+            assert (await client.call("hello"))["version"] == 1
