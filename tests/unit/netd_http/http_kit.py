@@ -139,11 +139,14 @@ class Stage:
         return port
 
     async def door(self, name: str | None = HOST, *, tls: bool = True, port: int | None = None) -> int:
-        """A port whose connections the engine serves as those to `name`."""
+        """A port whose connections the engine serves as those to `name`. `port`: the one that the guest meant; 0: the
+        same."""
         listener = socket.create_server(("127.0.0.1", 0), backlog=64)
         listener.setblocking(False)
         number: int = listener.getsockname()[1]
-        target = Target("203.0.113.7", port or (443 if tls else 80), name, tls, len(self._doors))
+        target = Target(
+            "203.0.113.7", ((443 if tls else 80) if port is None else port or number), name, tls, len(self._doors)
+        )
         self._doors.append((listener, asyncio.create_task(self._accept(listener, target))))
         return number
 
@@ -293,6 +296,9 @@ class Recorder:
         while await self._one(http, reader, writer):
             http.start_next_cycle()
 
+    async def respond(self, seen: Seen) -> bytes:
+        return self._answer if isinstance(self._answer, bytes) else self._answer(seen)
+
     async def _one(self, http: h11.Connection, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         seen, parts = Seen(b"", b"", [], b"", []), []
         while True:
@@ -314,7 +320,7 @@ class Recorder:
                 return False
         seen.body = b"".join(parts)
         self.seen.append(seen)
-        made = self._answer if isinstance(self._answer, bytes) else self._answer(seen)
+        made = await self.respond(seen)
         writer.write(made)
         await writer.drain()
         http.send(h11.Response(status_code=204, headers=[]))

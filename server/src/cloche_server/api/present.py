@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -38,12 +39,7 @@ def sandbox(record: Sandbox) -> dict[str, Any]:
         "max_lifetime_seconds": record.max_lifetime_seconds,
         "boot_ms": record.boot_ms,
         "boot_mode": record.boot_mode.value,
-        "isolation": {
-            "boundary": record.isolation.boundary,
-            "vmm": record.isolation.vmm,
-            "accel": record.isolation.accel,
-            "jailed": record.isolation.jailed,
-        },
+        "isolation": asdict(record.isolation),
         "generation": record.generation,
     }
     body["network_mode"] = record.network.mode.value

@@ -49,6 +49,7 @@ TRUST_ENV: Final[Mapping[str, str]] = {
     "CARGO_HTTP_CAINFO": CA_BUNDLE,
     "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": CA_BUNDLE,
     "NIX_SSL_CERT_FILE": CA_BUNDLE,
+    "npm_config_cafile": CA_BUNDLE,
     "NODE_EXTRA_CA_CERTS": CA_FILE,
     "DENO_CERT": CA_FILE,
 }

@@ -88,7 +88,8 @@ def _become(request: dict[str, Any], fds: list[int], status: list[int]) -> None:
             with open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123 - pathlib is not worth its memory here
                 file.write(str(jail["oom_score"]))
         _build_root(jail, fds)
-        socket.sethostname(jail["hostname"])
+        if "uts" in jail["namespaces"]:
+            socket.sethostname(jail["hostname"])
     elif request["cwd"]:
         os.chdir(request["cwd"])
     _place(request, fds, status)

@@ -105,7 +105,7 @@ class QemuEngine:
 
     async def _started(self, start: Start, device_state: Path | None, pages: Pages | None = None) -> QemuMachine:
         """Starts a process on a thread and connects. Whatever interrupts it, no process is left behind."""
-        starting = asyncio.get_running_loop().run_in_executor(None, spawn, self._config, start)
+        starting = asyncio.get_running_loop().run_in_executor(None, self._spawn, start)
         cancelled: asyncio.CancelledError | None = None
         while not starting.done():
             try:
@@ -142,6 +142,9 @@ class QemuEngine:
                 ) from error
             raise
         return machine
+
+    def _spawn(self, start: Start) -> ProcessRef:
+        return spawn(self._config, start)
 
     def _end(self, start: Start, ref: ProcessRef) -> None:
         process.end_child(ref.pid)

@@ -15,7 +15,7 @@ from cloche_server.core.network import SecretGrant, SecretPlace
 from cloche_server.core.secrets import grant_reaches, host_matches
 from cloche_server.netd.http.refusal import Refusal, unusable, violation
 from cloche_server.netd.http.request import Asked
-from cloche_server.netd.http.scan import Hit, Placeholders, Spelling
+from cloche_server.netd.http.scan import Hit, Spelling, placeholders
 
 Headers = list[tuple[bytes, bytes]]
 
@@ -57,7 +57,7 @@ class Judge:
     ) -> None:
         self.asked = asked
         self.grants = tuple(grants)
-        self.scanner = Placeholders([grant.placeholder for grant in grants])
+        self.scanner = placeholders(tuple(grant.placeholder for grant in grants))
         self.put = Put()
         self._reaches = [secure and grant_reaches(grant, asked.host, asked.method, asked.path) for grant in grants]
         self._passes = [any(host_matches(host, asked.host) for host in grant.pass_hosts) for grant in grants]

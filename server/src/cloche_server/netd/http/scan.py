@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -131,6 +132,12 @@ def _begins(forms: Sequence[tuple[bytes, ...]], text: bytes, data: bytes, lower:
         else:
             return False
     return False  # whole: `find` has had it
+
+
+@functools.lru_cache(maxsize=1024)
+def placeholders(texts: tuple[str, ...]) -> Placeholders:
+    """Made once for all requests of a sandbox."""
+    return Placeholders(texts)
 
 
 class Literals:
