@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class NetworkPolicy:
-    """What a sandbox may reach. `mode`: `none`, `allow-list` or `open`; `rules` as the API has them: the first counts."""
+    """What a sandbox may reach. `mode`: `none`, `allow-list` or `open`; `rules` as in the API, the first counts."""
 
     mode: str
     rules: Sequence[Mapping[str, Any]] = ()

@@ -84,8 +84,8 @@ class AsyncSandbox(AsyncLife, AsyncNetwork, AsyncPorts):
         `budget`: what it may use, see `Budget`. `env`, `cwd`, `user`: defaults for every command.
         `minimum_boundary="microvm-kvm"` refuses software emulation. `network`: what it may reach, or a mode alone.
         `secrets`: grants of secrets of the workspace, with `secret`, `hosts` and `env` at least. A server without room
-        is asked again for a while (`max_retry_seconds` of the client), then `CapacityError` is raised. With the `idempotency_key` of an earlier
-        call with the same arguments, that call's sandbox is returned.
+        is asked again for a while (`max_retry_seconds` of the client), then `CapacityError` is raised. With the
+        `idempotency_key` of an earlier call with the same arguments, that call's sandbox is returned.
         """
         transport = transport_for(client, api_url, api_key, timeout)
         origin = from_snapshot.id if isinstance(from_snapshot, AsyncSnapshot) else from_snapshot
