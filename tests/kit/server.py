@@ -65,7 +65,7 @@ class Server:
             self.token = self.cli("token", "create").strip()
         flags = [
             word
-            for name, value in {"host": "127.0.0.1", "port": 0, **self.settings}.items()
+            for name, value in {"host": "127.0.0.1", "port": 0, "preview_port": 0, **self.settings}.items()
             for word in (f"--{name.replace('_', '-')}", str(value))
         ]
         with self.log.open("ab") as log:

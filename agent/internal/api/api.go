@@ -71,6 +71,8 @@ func (a *API) Handler() http.Handler {
 		"GET /v1/stat":             a.stat,
 		"POST /v1/mkdir":           a.mkdir,
 		"POST /v1/move":            a.move,
+		"POST /v1/tcp":             a.tcp,
+		"GET /v1/ports":            a.ports,
 		"/":                        noSuchCall,
 	} {
 		mux.Handle(pattern, a.handler(c))

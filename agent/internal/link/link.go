@@ -42,10 +42,12 @@ func NewServer(h http.Handler) *Server {
 		Protocols: &p,
 		ErrorLog:  quiet(),
 		HTTP2: &http.HTTP2Config{
-			MaxConcurrentStreams:          1024,
-			MaxReadFrameSize:              MaxFrame,
-			MaxReceiveBufferPerStream:     1 << 20,
-			MaxReceiveBufferPerConnection: 8 << 20,
+			MaxConcurrentStreams:      1024,
+			MaxReadFrameSize:          MaxFrame,
+			MaxReceiveBufferPerStream: 1 << 20,
+			// More than all streams together may hold unread: uploads that stand
+			// still must never stop the calls beside them.
+			MaxReceiveBufferPerConnection: 64 << 20,
 		},
 		ConnContext: func(_ context.Context, c net.Conn) context.Context {
 			return c.(*session).ctx

@@ -43,6 +43,7 @@ RULES = {
     "AsyncIterable": "Iterable",
     "AsyncIterator": "Iterator",
     "AsyncLife": "Life",
+    "AsyncPorts": "Ports",
     "AsyncSandbox": "Sandbox",
     "AsyncSnapshot": "Snapshot",
     "AsyncTransport": "Transport",

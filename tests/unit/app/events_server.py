@@ -72,8 +72,9 @@ async def serve(host: Host, crew: Crew, *, private: bool = False, sender: Any = 
         creator=host.creator, creates=absent, lifecycle=host.lifecycle, sleep=host.sleep, power=host.power,
         forks=host.forks, snapshots=host.snapshots, restores=host.restores, promoter=absent, exporter=absent,
         importer=absent, execs=absent, files=absent, consoles=absent, templates=absent,
-        tokens=Tokens(tokens, host.clock), meters=host.meters, budgets=host.spending,
-        events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept,
+        tokens=Tokens(tokens, host.clock), meters=host.meters, budgets=host.spending, ports=absent,
+        events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, selftests=absent,
+        network=absent,
     )  # fmt: skip
     services.ready.set()
     await webhooks.start()

@@ -64,6 +64,8 @@ async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[h
         tokens=Tokens(tokens, host.clock),
         meters=host.meters,
         budgets=host.spending,
+        selftests=unused,
+        ports=unused,
     )
     services.ready.set()
     token = await tokens.create("test", "w", bytes(16), 1.0)

@@ -160,7 +160,7 @@ async def test_a_create_that_came_to_nothing_sets_its_key_free(database: Databas
 
 async def test_a_newer_schema_is_refused(tmp_path: Path) -> None:
     connection = sqlite3.connect(tmp_path / "c.db")
-    connection.execute(f"PRAGMA user_version = {len(load_migrations()) + 1}")
+    connection.execute(f"PRAGMA user_version = {load_migrations()[-1][0] + 1}")
     connection.close()
     database = Database(tmp_path / "c.db")
     with pytest.raises(ClocheError, match="newer"):

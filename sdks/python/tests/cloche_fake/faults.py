@@ -93,3 +93,12 @@ def silence() -> Handler:
             await asyncio.sleep(0.02)
 
     return handler
+
+
+def says(status: int, value: object = None) -> Handler:
+    """An answer in JSON, or with nothing in it."""
+
+    async def handler(_request: Request, reply: Reply) -> None:
+        await (reply.send(status) if value is None else reply.json(status, value))
+
+    return handler

@@ -14,9 +14,16 @@ from cloche_server.core.errors import CATALOGUE, ClocheError
 HTTP_STATUS: Final[Mapping[str, int]] = {
     "auth.missing_token": 401,
     "auth.invalid_token": 401,
+    "auth.token_expired": 401,
+    "auth.forbidden": 403,
+    "token.not_found": 404,
+    "token.too_many": 409,
     "request.invalid": 400,
     "request.too_large": 413,
     "request.headers_too_large": 431,
+    "request.timeout": 408,
+    "request.rate_limited": 429,
+    "request.host_refused": 421,
     "request.not_found": 404,
     "request.method_not_allowed": 405,
     "request.idempotency_conflict": 409,
@@ -67,9 +74,18 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "file.name_too_long": 400,
     "file.busy": 409,
     "file.no_space": 507,
+    "port.closed": 502,
+    "port.timeout": 504,
+    "port.bad_answer": 502,
+    "port.not_found": 404,
+    "port.domain_taken": 409,
+    "preview.unauthorized": 401,
+    "preview.path_forbidden": 403,
     "guest.exhausted": 500,
     "guest.protocol": 502,
     "guest.error": 500,
+    "network.unavailable": 503,
+    "network.off": 409,
     "capacity.unavailable": 503,
     "host.disk_full": 507,
     "host.unsupported": 500,
@@ -96,7 +112,7 @@ def error_body(error: ClocheError, request_id: str) -> dict[str, Any]:
     }
     if spec.action:
         body["action"] = spec.action
-    if error.code.startswith("auth."):
+    if HTTP_STATUS[error.code] == 401:
         body["detail"] = error.message
         body["error"] = "unauthorized"
     if "timeout_seconds" in details:

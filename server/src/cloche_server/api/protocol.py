@@ -6,19 +6,19 @@ Everything here happens before a request has reached the application, so before 
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cloche_server.api.errors import HTTP_STATUS, error_body
+from cloche_server.api.guards import NO_STORE, SECURITY
 from cloche_server.api.respond import dump
 from cloche_server.core.errors import ClocheError
 from cloche_server.host.clock import random_bytes
+from cloche_server.settings import Settings
 
-#: Request line and headers together.
-HEAD_LIMIT: Final = 64 * 1024
-#: A connection that has begun a request must have sent its headers after so many seconds.
-HEAD_SECONDS: Final = 30.0
 #: How long what still comes is thrown away after a refusal. Closing at once would reset the connection, and
 #: the answer would be lost with it.
 LINGER_SECONDS: Final = 1.0
@@ -29,8 +29,23 @@ class _HeadTooLarge(Exception):
     """Ends the parsing; never leaves this module."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Somebody who takes connections over. `claims` decides by how a request begins, and answers None while that is too
+    little; `handover` gets the connection, with what has come of the request."""
+
+    claims: Callable[[bytes], bool | None]
+    handover: Callable[[asyncio.Transport, bytes], None]
+
+
 class HttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection. `head_limit`: request line and headers together (bytes). A connection that has begun a request
+    must have sent its headers after `head_seconds`."""
+
+    head_limit = 64 * 1024
+    head_seconds = 30.0
+
+    sharing: ClassVar[Sharing | None] = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,6 +55,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._refused = False
         self._completed = False
         self._head_timer: asyncio.TimerHandle | None = None
+        self._between = True
+        self._held = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -52,6 +69,15 @@ class HttpProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        if self.sharing is not None and self._between and (self.cycle is None or self.cycle.response_complete):
+            data, self._held = self._held + data, b""
+            claimed = self.sharing.claims(data)
+            if claimed is None:
+                self._held = data
+                return
+            if claimed:
+                self._hand_over(data)
+                return
         self._completed = False
         super().data_received(data)
         if self._refused or not self._in_head:
@@ -59,30 +85,39 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if not self._completed:  # else part of `data` belongs to the request before
             self._head_bytes += len(data)
-        if self._head_bytes > HEAD_LIMIT and not self.transport.is_closing():
+        if self._head_bytes > self.head_limit and not self.transport.is_closing():
             self._too_large = True
             self.send_400_response("")
         elif self._head_timer is None:
             self._arm()
 
+    def _hand_over(self, data: bytes) -> None:
+        """The connection is somebody else's from now on."""
+        self._disarm()
+        self._unset_keepalive_if_required()
+        self.connections.discard(self)
+        assert self.sharing is not None
+        self.sharing.handover(self.transport, data)
+
     def on_message_begin(self) -> None:
+        self._between = False
         self._in_head = True
         self._head_bytes = 0
         super().on_message_begin()
 
     def on_message_complete(self) -> None:
-        self._completed = True
+        self._completed = self._between = True
         super().on_message_complete()
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > HEAD_LIMIT:
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.head_limit:
             self._too_large = True
             raise _HeadTooLarge
         super().on_headers_complete()
 
     def _arm(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+        self._head_timer = self.loop.call_later(self.head_seconds, self._too_slow)
 
     def _disarm(self) -> None:
         if self._head_timer is not None:
@@ -102,26 +137,42 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or (self.cycle is not None and not self.cycle.response_complete):
             self.transport.close()
             return
-        self.transport.write(_refusal(self._too_large))
+        self.transport.write(_refusal(self.head_limit if self._too_large else None))
         self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
 
 
-def _refusal(too_large: bool) -> bytes:
-    if too_large:
-        limit = {"limit_bytes": HEAD_LIMIT}
+def protocol_for(settings: Settings) -> type[HttpProtocol]:
+    """The protocol with the limits of the settings; Uvicorn makes one for each connection and takes no arguments."""
+    limits = {"head_limit": settings.max_header_kb * 1024, "head_seconds": settings.header_timeout}
+    return type("LimitedProtocol", (HttpProtocol,), limits)
+
+
+def handing_over(sharing: Sharing, base: type[HttpProtocol] = HttpProtocol) -> type[HttpProtocol]:
+    """The protocol with somebody who takes some connections over."""
+    return type("SharedProtocol", (base,), {"sharing": sharing})
+
+
+def _refusal(limit: int | None) -> bytes:
+    """`limit` (bytes): what request line and headers are larger than."""
+    if limit is not None:
         error = ClocheError(
-            "request.headers_too_large", f"request line and headers are larger than {HEAD_LIMIT} bytes", details=limit
+            "request.headers_too_large",
+            f"request line and headers are larger than {limit} bytes",
+            details={"limit_bytes": limit},
         )
     else:
         error = ClocheError("request.invalid", "this is not an HTTP/1.1 request")
     request_id = random_bytes(8).hex()
     body = dump(error_body(error, request_id))
     status = HTTP_STATUS[error.code]
-    head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %s\r\n" % (
-        status,
-        _REASONS[status],
-        len(body),
-        request_id.encode(),
-    )
-    return head + b"connection: close\r\n\r\n" + body
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request_id.encode()),
+        *SECURITY,
+        NO_STORE,
+        (b"connection", b"close"),
+    ]
+    head = b"".join(b"%s: %s\r\n" % header for header in headers)
+    return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (status, _REASONS[status], head, body)

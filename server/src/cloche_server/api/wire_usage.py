@@ -25,7 +25,9 @@ class BudgetBody(Wire):
     cpu_seconds: Much | None = Field(None, description="Active CPU time.")
     wall_seconds: Much | None = Field(None, description="Time in which it runs.")
     exec_count: Many | None = Field(None, description="So many commands may be started; the next one is refused.")
-    bytes_out: Many | None = Field(None, description="Output of commands and contents of files that are read.")
+    bytes_out: Many | None = Field(
+        None, description="Output of commands, contents of files that are read, bytes from ports."
+    )
     warn_at: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False, strict=True)] = Field(
         0.8, description="The part of a limit that is told of, once."
     )
@@ -64,8 +66,8 @@ class UsageTotals(BaseModel):
     disk_bytes: int = Field(description="The same, now.")
     snapshot_bytes: int = Field(description="Of snapshots taken of it that still exist.")
     exec_count: int
-    bytes_in: int = Field(description="Input of commands and contents of files that were written.")
-    bytes_out: int = Field(description="Output of commands and contents of files that were read.")
+    bytes_in: int = Field(description="Input of commands, contents of files that were written, bytes to ports.")
+    bytes_out: int = Field(description="Output of commands, contents of files that were read, bytes from ports.")
     starts: int = Field(description="Created, woken, booted.")
     first_started_at: str | None = None
     last_started_at: str | None = None

@@ -121,7 +121,7 @@ class Access:
             entry.last_activity = self._clock.monotonic()
 
     def idle_seconds(self, entry: Entry) -> int:
-        if entry.running_execs:
+        if entry.in_use:
             return 0
         return max(0, int(self._clock.monotonic() - entry.last_activity))
 

@@ -50,6 +50,8 @@ class Entry:
     #: Somebody deletes it while it is created.
     doomed: bool = False
     running_execs: int = 0
+    #: Connections that lead to ports of the guest.
+    open_streams: int = 0
     last_activity: float = 0.0
     #: The state has moved on, and could not be recorded yet; `record.version` is still the stored one.
     unsaved: bool = False
@@ -85,12 +87,17 @@ class Entry:
         if status in LASTING and (self.told is not None or status is Status.RUNNING):
             self.told = status
 
+    @property
+    def in_use(self) -> bool:
+        """Commands run, or connections lead to its ports."""
+        return bool(self.running_execs or self.open_streams)
+
     def idle_left(self, now: float) -> float | None:
         """Seconds until it has been idle for as long as it may be; None when that ends nothing. `now` is monotonic."""
         record = self.record
         if not record.idle_seconds or record.status is not Status.RUNNING:
             return None
-        if self.running_execs:
+        if self.in_use:
             return float(record.idle_seconds)
         return max(0.0, self.last_activity + record.idle_seconds - now)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +63,9 @@ class Promotion:
 
 
 class Forks:
+    #: Told of children before anybody else is; set once.
+    on_children: Callable[[Sandbox, Sequence[Sandbox]], Awaitable[None]] | None = None
+
     def __init__(
         self,
         access: Access,
@@ -114,6 +117,8 @@ class Forks:
             children = [one for one in made if isinstance(one, Sandbox)]
             errors = {number: one for number, one in enumerate(made) if isinstance(one, ClocheError)}
             if children:
+                if self.on_children is not None:
+                    await self.on_children(entry.record, children)
                 await self._tell(workspace, sandbox_id, Forked(tree, tuple(children), errors, pause))
         except BaseException:
             await to_the_end(self._unmake(workspace, making))
@@ -186,6 +191,8 @@ class Forks:
             ends_at=parent.ends_at,
             budget=inherited.budget,
             account_id=inherited.account_id,
+            network=parent.network,
+            grants=parent.grants,
         )
 
     async def promote(self, workspace: str, sandbox_id: str, tree_id: str | None, cleanup: bool) -> Promotion:

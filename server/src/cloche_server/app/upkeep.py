@@ -52,6 +52,8 @@ class Upkeep:
         self._clock = clock
         self._keeper = keeper
         self._told: str | None = None
+        #: What else is done whenever old records are forgotten.
+        self.chores: list[Callable[[], Awaitable[None]]] = []
 
     async def run(self) -> None:
         next_prune = 0.0
@@ -63,6 +65,8 @@ class Upkeep:
                 next_prune = self._clock.monotonic() + PRUNE_EVERY
                 await self._safely(self._prune)
                 await self._safely(self._keeper.prune)
+                for chore in self.chores:
+                    await self._safely(chore)
             await asyncio.sleep(AIM_EVERY)
 
     async def _safely(self, work: Callable[[], Awaitable[None]]) -> None:

@@ -27,10 +27,26 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "auth.invalid_token": ErrorSpec(
         "the bearer token is unknown or revoked", action="make one with `cloche-server token create`"
     ),
+    "auth.token_expired": ErrorSpec(
+        "the bearer token has expired", action="make another one with `cloche-server token create`"
+    ),
+    "auth.forbidden": ErrorSpec(
+        "the bearer token does not allow this", action="use one with the scope that `details` names"
+    ),
+    "token.not_found": ErrorSpec("there is no such token"),
+    "token.too_many": ErrorSpec("the workspace has as many tokens as it may", action="revoke some first"),
     # the request itself
     "request.invalid": ErrorSpec("a field of the request is missing or wrong"),
     "request.too_large": ErrorSpec("the request body is larger than the server accepts"),
     "request.headers_too_large": ErrorSpec("the request line and headers are larger than the server accepts"),
+    "request.timeout": ErrorSpec("the request body did not come in time"),
+    "request.rate_limited": ErrorSpec(
+        "too many requests came too fast; this one was not carried out", retryable=True, action="wait for `Retry-After`"
+    ),
+    "request.host_refused": ErrorSpec(
+        "the server does not answer under the name in the Host header",
+        action="use its address, or add the name to the setting `allowed_hosts`",
+    ),
     "request.not_found": ErrorSpec("there is no such route"),
     "request.method_not_allowed": ErrorSpec("the route does not know this method"),
     "request.idempotency_conflict": ErrorSpec(
@@ -109,10 +125,27 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "file.name_too_long": ErrorSpec("a name is longer than the file system allows"),
     "file.busy": ErrorSpec("the file is in use", retryable=True),
     "file.no_space": ErrorSpec("the disk of the sandbox is full"),
+    # ports and previews
+    "port.closed": ErrorSpec(
+        "nothing listens on the port of the sandbox", action="start the server, or look which ports are listed"
+    ),
+    "port.timeout": ErrorSpec("the server on the port does not answer"),
+    "port.bad_answer": ErrorSpec("the server on the port does not answer as HTTP/1.1 says"),
+    "port.not_found": ErrorSpec("nothing was said about this port"),
+    "port.domain_taken": ErrorSpec("the domain leads to another port", action="delete that port first"),
+    "preview.unauthorized": ErrorSpec("the preview asks for a token or a password"),
+    "preview.path_forbidden": ErrorSpec("the token is not for this path"),
     # guest and host
     "guest.exhausted": ErrorSpec("the sandbox has no process, memory or descriptor left"),
     "guest.protocol": ErrorSpec("the agent in the sandbox answered with nonsense"),
     "guest.error": ErrorSpec("an operation inside the sandbox failed"),
+    # the network
+    "network.unavailable": ErrorSpec(
+        "the network of the sandbox cannot be made or changed now", retryable=True, action="try again"
+    ),
+    "network.off": ErrorSpec(
+        "this server gives its sandboxes no network", action="the operator can start it with `--network on`"
+    ),
     "capacity.unavailable": ErrorSpec(
         "the host has no room for another sandbox now", retryable=True, action="try again later"
     ),

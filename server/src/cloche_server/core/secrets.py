@@ -258,3 +258,8 @@ def shown_grant(grant: SecretGrant) -> dict[str, Any]:
     if grant.env is not None:
         shown["env"] = grant.env
     return shown | {name: list(values) for name, values in lists.items() if values}
+
+
+def guest_env(grants: Sequence[SecretGrant]) -> dict[str, str]:
+    """What programs find in their environment when their HTTPS may be read: whom to trust, and placeholders."""
+    return {**TRUST_ENV, **{grant.env: grant.placeholder for grant in grants if grant.env is not None}}

@@ -11,6 +11,7 @@ from ..core.errors import ClocheError
 from .errors import CallContext, LinkLost, StreamBroken, agent_error, protocol_error
 from .fields import parse_json
 from .h2link import Link, Response
+from .h2stream import Stream
 
 CALL_SECONDS: Final = 30.0
 ANSWER_MAX: Final = 256 * 1024
@@ -114,6 +115,29 @@ class Caller:
             await response.aclose()
             raise protocol_error("an answer that does not fit the call")
         return response
+
+    async def duplex(
+        self, path: str, ctx: CallContext, *, query: Sequence[tuple[str, str]], most: int, timeout: float = CALL_SECONDS
+    ) -> tuple[Stream, Response]:
+        """A call whose body and answer go on side by side, see `Link.duplex`; error answers are raised as in `open`."""
+        target = path + "?" + "&".join(f"{name}={value}" for name, value in query)
+        for again in (True, False):
+            link = await self.connect(min(timeout, self.connect_timeout))
+            try:
+                stream, response = await link.duplex(target, most, timeout)
+                break
+            except (LinkLost, StreamBroken) as error:
+                if not (again and error.not_run):
+                    raise
+        try:
+            if response.status >= 400:
+                raise agent_error(response.status, await _error_body(response, timeout), ctx)
+            if response.status != 200:
+                raise protocol_error("an answer that does not fit the call")
+        except BaseException:
+            await response.aclose()
+            raise
+        return stream, response
 
     async def call(
         self,

@@ -6,6 +6,7 @@ import base64
 import re
 import time
 from collections.abc import Awaitable, Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from ..core.errors import ClocheError
@@ -15,7 +16,8 @@ from .errors import CallContext
 from .files import FileCalls
 from .h2link import Response
 from .streams import IDLE_SECONDS, ExecCall
-from .types import AgentInfo, ExecInfo, ExecRequest, RenewRequest, RenewResult, Usage
+from .tunnel import GuestTunnel, open_tunnel
+from .types import AgentInfo, ExecInfo, ExecRequest, ListeningPort, RenewRequest, RenewResult, Usage
 
 __all__ = ["GuestClient"]
 
@@ -85,6 +87,8 @@ class GuestClient(FileCalls):
             body["warm"] = True
         if request.thaw:
             body["thaw"] = True
+        if request.network is not None:
+            body["network"] = asdict(request.network)
         if request.time_now:
             await self._caller.connect(min(timeout, self._caller.connect_timeout))
             body["time_ns"] = time.time_ns()
@@ -122,6 +126,16 @@ class GuestClient(FileCalls):
         """Ask the machine to power off; returns when the agent has agreed, not when it is off."""
         body = {"grace_ms": grace_ms}
         await self._caller.call("POST", "/v1/shutdown", _MACHINE, json_body=body, timeout=timeout)
+
+    # --- ports
+
+    async def ports(self, *, timeout: float = CALL_SECONDS) -> list[ListeningPort]:
+        """The TCP sockets that listen in the guest, by port."""
+        return decode.ports(await self._caller.call("GET", "/v1/ports", _MACHINE, timeout=timeout))
+
+    async def tunnel(self, port: int, *, timeout: float = CALL_SECONDS) -> GuestTunnel:
+        """A connection to a TCP port of the guest, made by its agent. Raises `port.closed`, `port.timeout`."""
+        return await open_tunnel(self._caller, port, timeout)
 
     # --- exec
 

@@ -14,6 +14,7 @@ from .types import (
     DirListing,
     Entry,
     ExecInfo,
+    ListeningPort,
     RenewResult,
     Usage,
     WriteResult,
@@ -23,6 +24,7 @@ _NAME_MAX: Final = 1024
 _PATH_MAX: Final = 8192
 _STEPS_MAX: Final = 32
 EXECS_MAX: Final = 10_000
+_PORTS_MAX: Final = 1024
 
 
 def agent_info(body: object) -> AgentInfo:
@@ -80,6 +82,26 @@ def exec_info(body: object) -> ExecInfo:
 
 def exec_list(body: object) -> list[ExecInfo]:
     return [exec_info(item) for item in Fields(body).items("execs", EXECS_MAX)]
+
+
+def ports(body: object) -> list[ListeningPort]:
+    found = []
+    for item in Fields(body).items("ports", _PORTS_MAX):
+        f = Fields(item)
+        found.append(
+            ListeningPort(
+                port=f.integer("port", 0, 65535),
+                address=f.text("address", 64),
+                pid=f.integer("pid", 0, 2**31, default=0),
+                process=printable(f.text("process", 64, default="")),
+            )
+        )
+    return found
+
+
+def printable(text: str) -> str:
+    """Text of a guest for people to read: without control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _octal(text: str) -> int:

@@ -51,6 +51,7 @@ _FIELDS: Final = frozenset(
         "path_b64",
         "to_b64",
         "name",
+        "port",
     }
 )
 
@@ -88,7 +89,7 @@ def protocol_error(what: str) -> ClocheError:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What the caller asked for, for the wording of errors. `area`: machine, exec or file."""
+    """What the caller asked for, for the wording of errors. `area`: machine, exec, file or port."""
 
     area: str
     path: str | bytes | None = None
@@ -96,6 +97,7 @@ class CallContext:
     user: str | None = None
     cwd: str | None = None
     exec_id: str | None = None
+    port: int | None = None
 
 
 def _quoted(value: str | bytes | None, fallback: str) -> str:
@@ -115,6 +117,8 @@ def _not_found(ctx: CallContext, field: str) -> tuple[str, str]:
         return "exec.invalid_cwd", f"The working directory {where} does not exist in the sandbox."
     if field in ("exec_id", "id") or (ctx.area == "exec" and not field):
         return "exec.not_found", f"There is no exec {_quoted(ctx.exec_id, 'with this id')} in the sandbox."
+    if field == "port":
+        return "port.closed", f"Nothing listens on port {ctx.port} of the sandbox."
     if ctx.area == "file":
         path = _quoted(ctx.path, "at this path")
         return "file.not_found", f"There is no file or directory {path} in the sandbox."
@@ -186,6 +190,8 @@ def _classify(status: int, code: str, field: str, errno: str, ctx: CallContext) 
         return _conflict(ctx, code, field, errno)
     if status == 413:
         return _too_large(ctx, field, errno)
+    if status == 504 and ctx.area == "port":
+        return "port.timeout", f"What listens on port {ctx.port} of the sandbox took no connection in time."
     if status == 507:
         return "file.no_space", "The disk of the sandbox is full."
     if status == 503:

@@ -100,6 +100,23 @@ class Link(Wire):
             raise
         return Response(stream, sent_all=stream.out_end and not stream.pending)
 
+    async def duplex(self, target: str, most: int, timeout: float) -> tuple[Stream, Response]:
+        """A call whose body and answer go on side by side: `Stream.send` and `finish`, `Response.next_chunk`.
+
+        `most`: bytes that may be under way to the agent without having been read there. `timeout`: seconds for the
+        head of the answer. Raises as `request` does.
+        """
+        await self._slot(timeout)
+        stream = self._open("POST", target, (), has_body=True)
+        stream.most, stream.out_end = most, False
+        try:
+            self._kick()
+            await stream.wait_headers(timeout)
+        except BaseException:
+            self.reset(stream)
+            raise
+        return stream, Response(stream, sent_all=True)
+
     def _open(self, method: str, target: str, headers: Iterable[tuple[str, str]], *, has_body: bool) -> Stream:
         if self._next_id >= 2**31:
             self._fail("the link has used up its stream numbers")

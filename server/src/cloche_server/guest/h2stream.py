@@ -56,6 +56,8 @@ class Stream:
         "error",
         "headers",
         "id",
+        "in_flight",
+        "most",
         "out_end",
         "parked",
         "queued",
@@ -72,6 +74,8 @@ class Stream:
         self.closed = False
         self.out_end = True
         self.queued = self.parked = False
+        self.most = 0  # 0: a call; else a tunnel, that may have so many bytes under way that nobody has read
+        self.in_flight = 0
         self._out: memoryview | bytearray = memoryview(b"")
         self._taken = self._unpaid = 0
         self._carrier = carrier
@@ -147,8 +151,24 @@ class Stream:
             if isinstance(body, AsyncGenerator):
                 await body.aclose()
 
+    async def send(self, data: bytes) -> None:
+        """Of a tunnel: send `data`, and wait while much waits already. Raises what has ended the call."""
+        if isinstance(self._out, memoryview):
+            self._out = bytearray(self._out)
+        view = memoryview(data)
+        for at in range(0, len(view), _SEND_MARK):
+            if self.closed:
+                raise self.error or ClocheError("internal", "The tunnel was closed already.")
+            self._append(view[at : at + _SEND_MARK])
+            await self._drained(None)
+
+    def finish(self) -> None:
+        """Of a tunnel: there is no more to send."""
+        self.out_end = True
+        self._carrier.want_write(self)
+
     def _is_over(self) -> bool:
-        return self.closed or self.status != 0
+        return self.closed or (self.status != 0 and not self.most)
 
     def _append(self, piece: memoryview) -> None:
         out = self._out
@@ -156,7 +176,7 @@ class Stream:
             out += piece
             self._carrier.want_write(self)
 
-    async def _drained(self, idle: float, mark: int = _SEND_MARK) -> None:
+    async def _drained(self, idle: float | None, mark: int = _SEND_MARK) -> None:
         while len(self._out) >= mark and not self._is_over():
             self._sender = self._carrier.loop.create_future()
             before = len(self._out)
@@ -165,7 +185,7 @@ class Stream:
             except TimeoutError:
                 if len(self._out) == before:
                     self._carrier.suspect()
-                    raise LinkTimeout("took nothing of an upload", idle) from None
+                    raise LinkTimeout("took nothing of an upload", idle or 0.0) from None
             finally:
                 self._sender = None
 
@@ -240,10 +260,10 @@ class Response:
         self.sent_all: Final = sent_all
         """Whether the request body had been sent to its end when the answer came."""
 
-    async def next_chunk(self, idle_timeout: float = 30.0) -> bytes | None:
+    async def next_chunk(self, idle_timeout: float | None = 30.0) -> bytes | None:
         """The next at most 128 KiB of the body, None at its end. The agent gets credit for what is taken.
 
-        `idle_timeout`: seconds of silence while waiting. Raises LinkLost, LinkTimeout, StreamBroken,
+        `idle_timeout`: seconds of silence while waiting, None for ever. Raises LinkLost, LinkTimeout, StreamBroken,
         after everything that had arrived has been returned.
         """
         stream = self._stream

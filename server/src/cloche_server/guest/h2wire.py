@@ -199,7 +199,7 @@ class Wire(asyncio.Protocol):
             case h2.events.StreamEnded():
                 self._on_end(event.stream_id)
             case h2.events.WindowUpdated():
-                self._on_window(event.stream_id)
+                self._on_window(event.stream_id, event.delta or 0)
             case h2.events.StreamReset():
                 self._on_reset(event)
             case h2.events.RemoteSettingsChanged():
@@ -268,9 +268,12 @@ class Wire(asyncio.Protocol):
             stream.fail(StreamBroken(not_run=refused))
             self._release(stream)
 
-    def _on_window(self, number: int) -> None:
+    def _on_window(self, number: int, read: int = 0) -> None:
         stream = self._streams.get(number)
-        if stream is not None and stream.parked:
+        if stream is None:
+            return
+        stream.in_flight = max(0, stream.in_flight - read)
+        if stream.parked:
             stream.parked = False
             self._sendq.append(stream)
 
@@ -344,6 +347,8 @@ class Wire(asyncio.Protocol):
             if stream.closed:
                 continue
             size = min(self._h2.local_flow_control_window(stream.id), self._h2.max_outbound_frame_size, budget)
+            if stream.most:  # what a server does not read would fill the agent's memory
+                size = min(size, stream.most - stream.in_flight)
             if size <= 0 and stream.pending:
                 if self._h2.outbound_flow_control_window <= 0:
                     queue.appendleft(stream)
@@ -352,6 +357,7 @@ class Wire(asyncio.Protocol):
                 continue
             data = stream.take(max(size, 0))
             budget -= len(data)
+            stream.in_flight += len(data)
             more = stream.pending > 0
             last = stream.out_end and not more
             self._h2.send_data(stream.id, data, end_stream=last)

@@ -17,6 +17,7 @@ from .client import AsyncClient, transport_for
 from .execution import AsyncExec, AsyncExecStream, collect
 from .files import AsyncFiles
 from .life import AsyncLife, IdleAction
+from .ports import AsyncPorts
 from .snapshot import AsyncSnapshot
 from .transport import AsyncTransport
 
@@ -27,7 +28,7 @@ Command = str | Sequence[str]
 KILL_SECONDS = 15.0
 
 
-class AsyncSandbox(AsyncLife):
+class AsyncSandbox(AsyncLife, AsyncPorts):
     """A sandbox. `info` is what the server said last; `refresh` asks again.
 
     As a context manager it is killed at the end of the block. An object of this class holds no connection

@@ -20,6 +20,7 @@ from .client import Client, transport_for
 from .execution import Exec, ExecStream, collect
 from .files import Files
 from .life import Life, IdleAction
+from .ports import Ports
 from .snapshot import Snapshot
 from .transport import Transport
 
@@ -30,7 +31,7 @@ Command = str | Sequence[str]
 KILL_SECONDS = 15.0
 
 
-class Sandbox(Life):
+class Sandbox(Life, Ports):
     """A sandbox. `info` is what the server said last; `refresh` asks again.
 
     As a context manager it is killed at the end of the block. An object of this class holds no connection
