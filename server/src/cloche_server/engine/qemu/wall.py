@@ -24,8 +24,8 @@ MEMORY: Final = Path("/mem")
 KERNEL: Final = Path("/kernel")
 INITRD: Final = Path("/initrd")
 #: Memory of a QEMU beside its guest's and its translations: code, tables of disks, buffers, page tables, and what it
-#: keeps of its disk in the page cache. Measured with a busy disk and many programs: 120 MiB beside the guest's own, most
-#: of it translations; the rest of this is page cache, which gives way.
+#: keeps of its disk in the page cache. Measured with a busy disk and many programs: 120 MiB beside the guest's own,
+#: most of it translations; the rest of this is page cache, which gives way.
 OVERHEAD_MB: Final = 256
 #: Beside the vCPUs: the main loop and the threads that do I/O.
 SPARE_CPU: Final = 0.25
