@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -41,18 +40,13 @@ def outside() -> Iterator[Outside]:
 
 @pytest.fixture(scope="module")
 def netserver(outside: Outside) -> Iterator[Server]:
-    server = Server.make(network_resolvers=outside.address)
-    before = os.environ.get("SSL_CERT_FILE")
-    os.environ["SSL_CERT_FILE"] = str(outside.ca_file)  # what netd trusts the servers of the outside by
+    server = Server.make(network_resolvers=outside.address, network_ca=outside.ca_file)
     try:
         server.start()
         yield server
         truth.check(server)
     finally:
         server.close()
-        os.environ.pop("SSL_CERT_FILE")
-        if before is not None:
-            os.environ["SSL_CERT_FILE"] = before
 
 
 @pytest.fixture

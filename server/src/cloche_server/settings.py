@@ -131,6 +131,9 @@ class Settings:
     network_resolvers: str = _setting(
         "", "Addresses of the name servers that are asked for sandboxes, with commas; empty: those of this host."
     )
+    network_ca: Path | None = _setting(
+        None, "Authorities (PEM) that servers are trusted by when a secret goes to them, besides those of this host."
+    )
     network_proxy: str = _setting(
         "",
         "Proxy for all that sandboxes reach, `http://` or `socks5://` with user and password; give it in the "

@@ -176,3 +176,17 @@ async def test_what_is_done_to_an_idle_one(host: Host, action: str, then: Status
     assert entry.record.status_reason == "idle"
     await settle(lambda: then is Status.PAUSED or not host.world.held)
     assert await host.untrue() == []
+
+
+async def test_an_open_connection_to_a_port_is_activity(host: Host, done: list[str]) -> None:
+    entry = await entry_of(host, idle_seconds=10)
+    entry.open_streams = 1
+    host.clock.time += 100
+    await nudge(host, entry)
+    assert done == []
+    assert host.access.idle_seconds(entry) == 0
+    entry.open_streams = 0
+    entry.last_activity = host.clock.monotonic()
+    host.clock.time += 10
+    await nudge(host, entry)
+    await settle(lambda: done == [entry.record.id])

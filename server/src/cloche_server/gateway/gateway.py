@@ -156,8 +156,8 @@ class Gateway:
             told, status = _told(error)
             why = told.code
             await self._answer(exchange, told, request_id, status)
-        except Truncated:
-            why = "truncated"
+        except (Truncated, ConnectionError) as error:
+            why = "truncated" if isinstance(error, Truncated) else "broken"
             exchange.cut()
         if why is not None:
             _log.info("preview.failed", why=why, request_id=request_id)

@@ -15,6 +15,7 @@ _API: Final = re.compile(rb"/v1/sandboxes/([a-z0-9]{1,64})/(proxy|tunnel)/([0-9]
 _TOKEN: Final = re.compile(rb"/v1/p/([A-Za-z0-9_.\-]{1,16384})((?:[/?].*)?)", re.DOTALL)
 #: What a connection of the API has to begin with to be handed over. Decided by the first bytes of a request.
 _OURS: Final = re.compile(rb"[A-Z]{1,20} /v1/(?:p/|sandboxes/[a-z0-9]{1,64}/(?:proxy|tunnel)/)")
+_METHOD: Final = re.compile(rb"[A-Z]{1,20}")
 PEEK: Final = 120
 #: Names below it lead to this machine without any set-up.
 LOCAL: Final = "localhost"
@@ -47,8 +48,10 @@ def is_ours(data: bytes) -> bool | None:
     if len(data) >= PEEK or b"\n" in data:
         return False
     method, space, path = data.partition(b" ")
+    if not _METHOD.fullmatch(method):
+        return False
     if not space:
-        return None if len(method) <= 20 and method.isalpha() else False
+        return None
     beginnings = (b"/v1/p/", b"/v1/sandboxes/")
     if any(begin.startswith(path) for begin in beginnings):
         return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import struct
 from collections.abc import Callable
 from typing import Final, cast
 
@@ -177,6 +179,11 @@ class SocketStream(asyncio.Protocol):
         """Cuts the connection, so that the peer sees that something is missing."""
         self._closed = True
         self._wake()
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:
+            # Otherwise this would look like an orderly end to whoever reads until there is one.
+            with contextlib.suppress(OSError):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.transport.abort()
 
 

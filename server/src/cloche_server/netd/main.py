@@ -34,10 +34,11 @@ EXIT_RUNNING: Final = 3
 _OPEN_FILES: Final = 262_144
 #: A workspace's certificate authority, if there is one.
 Authorities = Callable[[str], Authority | None]
-EngineFactory = Callable[[Authorities], HttpEngine | None]
+#: `Path`: a PEM file of authorities that are trusted besides those of the host.
+EngineFactory = Callable[[Authorities, Path | None], HttpEngine | None]
 
 
-def no_engine(_authorities: Authorities) -> HttpEngine | None:
+def no_engine(_authorities: Authorities, _extra_ca: Path | None) -> HttpEngine | None:
     """Connections whose requests would have to be read are refused."""
     return None
 
@@ -52,12 +53,15 @@ def main(argv: Sequence[str], make_engine: EngineFactory = no_engine) -> int:
         return EXIT_RUNNING
     listener = listen(path)
     _load_everything()
+    shared = Shared(report=_report)
+    # With what it trusts, which may lie where only root can read.
+    shared.engine = make_engine(shared.vault.authority, options.extra_ca)
     privileges.raise_open_files(_OPEN_FILES)
     if os.geteuid() == 0 or options.uid != os.geteuid():
         privileges.drop(options.uid, options.gid if options.gid is not None else options.uid)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     gc.freeze()
-    uvloop.run(_run(listener, make_engine))
+    uvloop.run(_run(listener, shared))
     os.close(lock)
     return 0
 
@@ -67,6 +71,7 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--socket", type=Path, required=True, help="where the server talks to it")
     parser.add_argument("--uid", type=int, required=True, help="the user it becomes")
     parser.add_argument("--gid", type=int, help="its group; the number of the user if left out")
+    parser.add_argument("--extra-ca", type=Path, help="authorities (PEM) of servers, besides those of the host")
     return parser.parse_args(argv)
 
 
@@ -94,9 +99,7 @@ def _load_everything() -> None:
         socket.getaddrinfo("127.0.0.1", 1)
 
 
-async def _run(listener: socket.socket, make_engine: EngineFactory) -> None:
-    shared = Shared(report=_report)
-    shared.engine = make_engine(shared.vault.authority)
+async def _run(listener: socket.socket, shared: Shared) -> None:
     async with asyncio.TaskGroup() as tasks:
         registry = Registry(shared, tasks)
         control = Control(listener, registry, tasks)

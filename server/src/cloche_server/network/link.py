@@ -29,9 +29,11 @@ _FAILURES: Final = (LinkLost, LinkRefused, FrameError, TimeoutError)
 
 
 class Netd:
-    """`uid`: whom netd becomes. `settings`: what it is told before anything else (`configure`)."""
+    """`uid`: whom netd becomes. `settings`: what it is told before anything else (`configure`). `extra_ca`: a PEM file
+    of authorities that it trusts besides those of the host."""
 
-    def __init__(self, data: Path, uid: int, settings: Mapping[str, Any]) -> None:
+    def __init__(self, data: Path, uid: int, settings: Mapping[str, Any], extra_ca: Path | None = None) -> None:
+        self._extra_ca = extra_ca
         self._data = data
         self._socket = data / "run" / "netd.sock"
         self._uid = uid
@@ -83,6 +85,8 @@ class Netd:
 
     async def _launch(self) -> None:
         argv = [sys.executable, "-m", "cloche_server.netd", "--socket", str(self._socket), "--uid", str(self._uid)]
+        if self._extra_ca is not None:
+            argv += ["--extra-ca", str(self._extra_ca)]
         pid = await asyncio.to_thread(
             process.spawn_detached, argv, cwd=self._data / "run", stdout_path=self._data / "run" / "netd.log"
         )
