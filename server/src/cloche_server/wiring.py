@@ -20,6 +20,7 @@ from cloche_server.engine.qemu.driver import QemuConfig, QemuEngine
 from cloche_server.engine.qemu.probe import choose_accel, probe_qemu
 from cloche_server.gateway.admission import Gate
 from cloche_server.gateway.gateway import Gateway, Limits
+from cloche_server.gateway.tunnel import tunnel
 from cloche_server.host import files
 from cloche_server.host import machine as host_machine
 from cloche_server.host.clock import random_bytes
@@ -102,7 +103,9 @@ def build_gateway(settings: Settings, services: Services, dialer: SandboxDialer,
     """From clients to ports of guests."""
     gate = Gate(services.ports, dialer, ApiCallers(services.tokens), services.clock)
     limits = Limits(settings.preview_timeout, settings.preview_idle_timeout)
-    return Gateway(dialer, gate, services.ports, services.clock, limits, base)
+    gateway = Gateway(dialer, gate, services.ports, services.clock, limits, base)
+    gateway.tunnel = tunnel
+    return gateway
 
 
 @contextlib.asynccontextmanager
