@@ -65,7 +65,7 @@ class Wire:
 
     def head(self, method: str, target: str, headers: str = "", auth: str | None = None) -> bytes:
         sent = f"Authorization: Bearer {self.token}\r\n" if auth is None else auth
-        return f"{method} {target} HTTP/1.1\r\nHost: test\r\n{sent}{headers}".encode("latin-1")
+        return f"{method} {target} HTTP/1.1\r\nHost: localhost\r\n{sent}{headers}".encode("latin-1")
 
     def send(
         self,

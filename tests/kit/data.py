@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from kit import procs
+from kit import procs, walls
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 #: Short, because Unix sockets lie below it.
@@ -80,6 +80,7 @@ def remove(data: Path) -> None:
             break
     for mount in reversed(procs.mounts(data)):
         subprocess.run(["umount", "-l", mount], check=False)
+    walls.forget(data)
     shutil.rmtree(data, ignore_errors=True)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +25,7 @@ from cloche_server.core.ports import (
     Reading,
     SavedState,
 )
+from cloche_server.core.probes import Probe
 from cloche_server.core.records import Isolation, ProcessRef, Shape
 from cloche_server.host.pages import PAGE, Pages
 from cloche_server.storage.layers import read_header
@@ -49,6 +50,8 @@ class World:
     gate: dict[str, Gate] = field(default_factory=dict)
     open_guests: set[str] = field(default_factory=set)
     held: set[str] = field(default_factory=set)
+    #: Machines that have a slot of the network.
+    slots: set[str] = field(default_factory=set)
     #: Guests that are asked to shut down do not.
     hangs: bool = False
     renewals: list[tuple[str, Any]] = field(default_factory=list)
@@ -84,6 +87,7 @@ class World:
         snapshots = root.parent / "snapshots"
         left += [f"snapshot {path.name}" for path in snapshots.iterdir()] if snapshots.is_dir() else []
         left += [f"memory of a capture, {pages.runs}" for pages in self.captured if is_open(pages)]
+        left += [f"slot of {name}" for name in sorted(self.slots)]
         left += [f"link to {name}" for name in sorted(self.open_guests)]
         left += [f"hold on {name}" for name in sorted(self.held)]
         return left
@@ -154,8 +158,8 @@ class FakeMachine:
         await self._world.pass_by("Machine.resume")
         self.runs = True
 
-    async def active_layer(self) -> Path:
-        return self.disk
+    async def active_layer(self) -> str:
+        return self.disk.stem
 
     async def capture(
         self, *, memory: bool, new_layer: Path | None, recorded: Callable[[], Awaitable[None]] | None, goes_on: bool
@@ -205,6 +209,9 @@ class FakeMachine:
         await self._world.pass_by("Machine.kill")
         self.die()
 
+    def probe(self, disk: Path, memory: Path) -> Sequence[Probe]:
+        return [Probe("vmm.fake", True, f"{disk.stem} over {memory.name}")]
+
     async def tend(self) -> None:
         await self._world.pass_by("Machine.tend")
 
@@ -227,7 +234,14 @@ class FakeEngine:
         return "fake"
 
     async def launch(
-        self, machine_id: str, directory: Path, template: BakedTemplate, disk: Path, state: SavedState | None = None
+        self,
+        machine_id: str,
+        directory: Path,
+        template: BakedTemplate,
+        disk: Path,
+        state: SavedState | None = None,
+        *,
+        nic: int | None = None,
     ) -> FakeMachine:
         await self.world.pass_by("Engine.launch")
         missing = missing_layers(disk)
@@ -246,7 +260,15 @@ class FakeEngine:
         return machine
 
     async def boot(
-        self, machine_id: str, directory: Path, files: BootFiles, shape: Shape, memory: Path, disk: Path
+        self,
+        machine_id: str,
+        directory: Path,
+        files: BootFiles,
+        shape: Shape,
+        memory: Path,
+        disk: Path,
+        *,
+        nic: int | None = None,
     ) -> FakeMachine:
         await self.world.pass_by("Engine.boot")
         missing = missing_layers(disk)
@@ -267,7 +289,10 @@ class FakeEngine:
     def find(self, root: Path) -> dict[str, ProcessRef]:
         return {name: machine.ref for name, machine in self.world.alive.items()}
 
-    async def bake(self, *_: object) -> None:
+    def clear_up(self, living: Collection[str]) -> None:
+        self.world.calls.append(f"Engine.clear_up {sorted(living)}")
+
+    async def bake(self, *_: object, nic: int | None = None) -> None:
         await self.world.pass_by("Engine.bake")
 
 

@@ -37,12 +37,25 @@ def _problems(server: Server) -> list[str]:
     problems = [f"zombie {pid} of the server" for pid in zombies(server.pid)]
     problems += leaks.unknown_to_api(server, seconds=0)
     problems += [f"left of a bake: {path}" for path in staged(server.data)]
-    problems += [f"mounted: {path}" for path in procs.mounts(server.data)]
+    problems += slots(server)
     problems += [f"working there: {p.cmdline[:100]!r}" for p in helpers(server)]
     listed = {(item["id"], item["status"]) for item in server.api.list()}
     recorded = set(living_rows(server.data))
     if listed != recorded:
         problems.append(f"the API says {sorted(listed - recorded)}, the database {sorted(recorded - listed)}")
+    return problems
+
+
+def slots(server: Server) -> list[str]:
+    """A machine without a slot, slots without a machine, and whatever else is mounted below the data directory."""
+    net = server.data / "net"
+    found = {Path(path) for path in procs.mounts(server.data)}
+    named = {path.name for path in found if path.parent == net and not path.name.startswith("ready-")}
+    machines = set(server.machines())
+    problems = [f"mounted: {path}" for path in found if path.parent != net]
+    problems += [f"machine {name} has no slot" for name in machines - named]
+    problems += [f"slot {name} has no machine" for name in named - machines]
+    problems += [f"nothing is mounted on {path}" for path in net.iterdir() if path not in found]
     return problems
 
 
@@ -64,9 +77,11 @@ def staged(data: Path) -> list[Path]:
 
 
 def helpers(server: Server) -> list[procs.Proc]:
-    """Processes of the data directory that are neither the server nor a machine below `sandboxes/`."""
+    """Processes of the data directory that are neither the server, nor a machine below `sandboxes/`, nor its netd."""
     machines = {proc.pid for proc in server.machines().values()}
-    return [p for p in procs.below(server.data) if p.pid != server.pid and p.pid not in machines]
+    others = [p for p in procs.below(server.data) if p.pid != server.pid and p.pid not in machines]
+    netds = [p for p in others if "cloche_server.netd" in p.cmdline.split("\0")]
+    return [p for p in others if p not in netds[:1]]
 
 
 def living_rows(data: Path) -> list[tuple[str, str]]:

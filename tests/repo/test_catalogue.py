@@ -59,11 +59,20 @@ def test_every_code_is_raised_somewhere() -> None:
 def test_what_is_retryable_is_safe_to_send_again() -> None:
     """Only errors after which nothing has happened; a create that was refused is one of 503 and 507."""
     retryable = {code for code, spec in CATALOGUE.items() if spec.retryable}
-    assert retryable == {"capacity.unavailable", "sandbox.busy", "host.disk_full", "server.shutting_down", "file.busy"}
+    assert retryable == {
+        "capacity.unavailable",
+        "sandbox.busy",
+        "host.disk_full",
+        "server.shutting_down",
+        "file.busy",
+        "network.unavailable",
+        "request.rate_limited",
+    }
     assert {code for code, status in HTTP_STATUS.items() if status == 503} == {
         "capacity.unavailable",
         "sandbox.busy",
         "server.shutting_down",
+        "network.unavailable",
     }
 
 

@@ -272,7 +272,7 @@ func TestDeveloperModeLeavesTheMachineAlone(t *testing.T) {
 		t.Errorf("the host has changed: %s", now)
 	}
 	for field, body := range map[string]fields{
-		"hostname": {"hostname": "Bad_Name"}, "machine_id": {"machine_id": "xyz"}, "entropy": {"entropy": "aGk="}, "time_ns": {"time_ns": "x"},
+		"hostname": {"hostname": "Bad_Name"}, "machine_id": {"machine_id": "xyz"}, "entropy": {"entropy": "aGk="}, "time_ns": {"time_ns": "x"}, "ca_pem": {"ca_pem": "x"},
 	} {
 		if _, e := a.call("POST", "/v1/renew", body, nil); e == nil || e.Status != 400 || e.Field != field {
 			t.Errorf("%s: %+v", field, e)

@@ -80,6 +80,7 @@ func TestRenewCheck(t *testing.T) {
 		"no entropy": {Entropy: []byte{}}, "time": {TimeNS: &negative}, "upper case": {Hostname: "A"},
 		"long name": {Hostname: strings.Repeat("a", 64)}, "blank": {Hostname: "a b"},
 		"machine id": {MachineID: strings.Repeat("g", 32)}, "short id": {MachineID: "ab"},
+		"authority": {CAPEM: "ab"},
 	} {
 		if r.Check() == nil {
 			t.Errorf("%s was accepted", name)

@@ -17,9 +17,12 @@ type Renew struct {
 	TimeNS    *int64 `json:"time_ns"`
 	Hostname  string `json:"hostname"`
 	MachineID string `json:"machine_id"`
+	CAPEM     string `json:"ca_pem"`
 	GrowDisk  bool   `json:"grow_disk"`
 	Warm      bool   `json:"warm"`
 	Thaw      bool   `json:"thaw"`
+
+	Network *Network `json:"network"`
 
 	// Arrived is when the request came: TimeNS was true then.
 	Arrived time.Time `json:"-"`
@@ -44,6 +47,14 @@ func (r *Renew) Check() error {
 	}
 	if r.MachineID != "" && !only(r.MachineID, 32, 32, "0123456789abcdef") {
 		return wire.BadRequest("machine_id", "want 32 hex digits")
+	}
+	if r.Network != nil {
+		if _, _, err := r.Network.parse(); err != nil {
+			return err
+		}
+	}
+	if r.CAPEM != "" {
+		return checkPEM(r.CAPEM)
 	}
 	return nil
 }
@@ -73,6 +84,8 @@ func (m *Machine) Renew(r *Renew) (*Renewed, error) {
 		{"entropy", r.Entropy != nil, func() error { return addEntropy(r.Entropy) }},
 		{"hostname", r.Hostname != "", func() error { return setHostname(r.Hostname) }},
 		{"machine_id", r.MachineID != "", func() error { return setMachineID(r.MachineID) }},
+		{"network", r.Network != nil, func() error { return setNetwork(r.Network) }},
+		{"ca", r.CAPEM != "", func() error { return setAuthority("/", r.CAPEM) }},
 		{"time", r.TimeNS != nil, func() error { return sys.SetClock(*r.TimeNS + int64(time.Since(r.Arrived))) }},
 		{"grow_disk", r.GrowDisk, growDisk},
 		{"warm", r.Warm, m.warm},

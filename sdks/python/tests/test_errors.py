@@ -36,6 +36,7 @@ def test_fallbacks_for_codes_that_are_not_known() -> None:
         ("capacity.quota", 429, cloche.CapacityError),
         ("template.something", 500, cloche.TemplateError),
         ("snapshot.something", 409, cloche.SnapshotError),
+        ("rate.something", 429, cloche.RateLimitError),
         ("new.family", 404, cloche.NotFoundError),
         ("", 409, cloche.ConflictError),
         ("", 418, cloche.InvalidRequestError),

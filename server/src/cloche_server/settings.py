@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,6 +31,9 @@ FOREIGN_VARIABLES: Final = frozenset(
 )
 #: `<data>/run/.staging-<pid>-<start>-<random>/agent.sock` must fit into the 107 bytes of a Unix socket address.
 MAX_DATA_DIR_LENGTH: Final = 50
+
+#: As browsers send it: lower case, no path, no port that goes without saying.
+_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
 
 
 class SettingsError(ValueError):
@@ -67,6 +71,19 @@ class Settings:
         choices=("auto", "kvm", "tcg"),
     )
     qemu: str = _setting("qemu-system-x86_64", "QEMU binary, a name on PATH or a path. Version 8.2 or later.")
+    jail: str = _setting(
+        "on",
+        "Whether each QEMU runs in a jail: its own user, namespaces and root, no privileges. `off` runs them as root: "
+        "whoever breaks out of one has the host.",
+        choices=("on", "off"),
+    )
+    uid_base: int = _setting(
+        1_600_000_000,
+        "First of the user ids that jailed processes get; this and the next 536870912 must be nobody else's, as user "
+        "and as group ids.",
+        low=65536,
+        high=3_600_000_000,
+    )
     agent: Path | None = _setting(None, "Guest agent binary; unset looks beside the checkout and in `/usr/lib/cloche`.")
     recipes: Path | None = _setting(None, "Folder of template recipes; unset looks beside the checkout.")
     tcg_buffer_mb: int = _setting(128, "Translation cache of each machine under TCG.", low=32, high=1024)
@@ -75,6 +92,12 @@ class Settings:
     max_cpus: int = _setting(8, "Most vCPUs one sandbox may have.", low=1, high=64)
     max_memory_mb: int = _setting(16384, "Most memory one sandbox may have.", low=128, high=1048576)
     max_disk_mb: int = _setting(65536, "Largest disk one sandbox may have.", low=1024, high=1048576)
+    max_disk_mb_per_second: int = _setting(
+        0,
+        "Most MiB per second that one sandbox reads, and writes, on the disk of the host; 0 = no limit.",
+        low=0,
+        high=1048576,
+    )
     max_sandboxes: int = _setting(500, "Most sandboxes at once, pools included.", low=1, high=100000)
     memory_overcommit: float = _setting(
         2.0, "How much of the host's memory may be promised in all (2.0 = twice).", low=0.1, high=100
@@ -96,6 +119,26 @@ class Settings:
     max_lifetime_seconds: int = _setting(
         0, "Longest life of a sandbox, which no TTL, resume or start passes; 0 = no limit.", low=0, high=315360000
     )
+    network: str = _setting(
+        "on", "Whether sandboxes have a network at all; it needs /dev/net/tun and nftables.", choices=("on", "off")
+    )
+    network_default: str = _setting(
+        "open",
+        "Mode of a sandbox whose caller names none: `open` reaches public addresses only.",
+        choices=("none", "open"),
+    )
+    network_prepared: int = _setting(4, "Network slots kept ready, so that a create need not wait.", low=0, high=1000)
+    network_resolvers: str = _setting(
+        "", "Addresses of the name servers that are asked for sandboxes, with commas; empty: those of this host."
+    )
+    network_ca: Path | None = _setting(
+        None, "Authorities (PEM) that servers are trusted by when a secret goes to them, besides those of this host."
+    )
+    network_proxy: str = _setting(
+        "",
+        "Proxy for all that sandboxes reach, `http://` or `socks5://` with user and password; give it in the "
+        "environment or the file, because everybody on the host can read command lines.",
+    )
     exec_default_timeout: int = _setting(3600, "Timeout of a command when the caller names none.", low=1, high=31536000)
     exec_max_timeout: int = _setting(86400, "Longest timeout of a command.", low=1, high=31536000)
     max_import_mb: int = _setting(
@@ -111,6 +154,11 @@ class Settings:
     webhook_private: bool = _setting(
         False, "Whether webhooks may go to addresses that are not public: this host and the networks around it."
     )
+    secret_key_file: Path | None = _setting(
+        None,
+        "File with the key that secrets are encrypted with: 64 hexadecimal digits. It has to exist; unset takes "
+        "`secret.key` in the data directory, which is made.",
+    )
     usage_keep_days: int = _setting(90, "How long the usage of a deleted sandbox is kept, in days.", low=1, high=36500)
     price_currency: str = _setting("USD", "Currency of the prices; it is only shown.")
     price_cpu_hour: float = _setting(0.0, "Price of an hour of active CPU time; 0 = none.", low=0, high=1e9)
@@ -119,6 +167,37 @@ class Settings:
     )
     price_disk_gib_month: float = _setting(
         0.0, "Price of a GiB on the disk of the host for 30 days; 0 = none.", low=0, high=1e9
+    )
+    rate_limit_per_minute: int = _setting(
+        30_000, "Requests a token may send in a minute, on average; 0 = no limit.", low=0, high=10_000_000
+    )
+    rate_limit_burst: int = _setting(2000, "Requests a token may send at once.", low=1, high=1_000_000)
+    auth_failures_per_minute: int = _setting(
+        300,
+        "Requests without a valid token from one address that are told so in a minute; 0 = all.",
+        low=0,
+        high=1_000_000,
+    )
+    max_json_kb: int = _setting(
+        1024, "Largest JSON body of a request, but those of commands, in KiB.", low=16, high=65536
+    )
+    max_exec_body_mb: int = _setting(16, "Largest JSON body of a command with its input.", low=1, high=256)
+    max_header_kb: int = _setting(64, "Most that request line and headers may be, in KiB.", low=8, high=1024)
+    header_timeout: float = _setting(30.0, "How long request line and headers may take to come.", low=1, high=600)
+    body_timeout: float = _setting(
+        60.0, "How long a JSON body may take to come; uploads are not limited.", low=1, high=3600
+    )
+    cors_origins: str = _setting(
+        "",
+        "Origins whose pages may call the API, such as `https://app.example.com`, separated by commas; empty = none.",
+    )
+    allowed_hosts: str = _setting(
+        "",
+        "Names the server answers under, separated by commas, `*.example.com` for all below; empty = any with a token, "
+        "and only loopback names without one while it listens on loopback.",
+    )
+    audit_max_mb: int = _setting(
+        64, "Most that the audit log takes, its older parts included; 0 = none is kept.", low=0, high=65536
     )
     preview_port: int = _setting(
         8601, "TCP port on which previews are served; 0 takes a free one, -1 serves none.", low=-1, high=65535
@@ -147,6 +226,11 @@ class Settings:
         3600.0, "A connection on which nothing moves for so long is cut.", low=1, high=604800
     )
     shutdown_grace: float = _setting(5.0, "How long running requests may finish at shutdown.", low=0, high=600)
+
+    @property
+    def origins(self) -> tuple[str, ...]:
+        """Those that may call the API from a page."""
+        return tuple(part.strip() for part in self.cors_origins.split(",") if part.strip())
 
     @property
     def usual_ttl_seconds(self) -> int:
@@ -262,6 +346,12 @@ def _check_together(settings: Settings) -> None:
         )
     if settings.default_memory_mb > settings.max_memory_mb or settings.default_cpus > settings.max_cpus:
         raise SettingsError("the default size of a sandbox is above the largest size that is allowed")
+    for origin in settings.origins:
+        if _ORIGIN.fullmatch(origin) is None:
+            raise SettingsError(
+                f"cors_origins: {origin!r} is not an origin; write scheme, name and port as browsers do, without a "
+                "path (`https://app.example.com`), and name each one: `*` is not taken"
+            )
     if (settings.preview_cert is None) != (settings.preview_key is None):
         raise SettingsError("preview_cert and preview_key go together")
     if settings.preview_url and not settings.preview_url.startswith(("http://", "https://")):

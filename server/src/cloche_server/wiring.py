@@ -16,14 +16,23 @@ from cloche_server.app.dialing import SandboxDialer
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.previews import PreviewBase
-from cloche_server.engine.qemu.driver import QemuConfig, QemuEngine
+from cloche_server.engine.qemu.driver import QemuEngine
+from cloche_server.engine.qemu.launch import QemuConfig
 from cloche_server.engine.qemu.probe import choose_accel, probe_qemu
+from cloche_server.engine.qemu.wall import Wall, find_root, prove
 from cloche_server.gateway.admission import Gate
 from cloche_server.gateway.gateway import Gateway, Limits
 from cloche_server.gateway.tunnel import tunnel
-from cloche_server.host import files
+from cloche_server.host import cgroups, files
 from cloche_server.host import machine as host_machine
+from cloche_server.host import network as host_network
+from cloche_server.host.cgroups import Groups
 from cloche_server.host.clock import random_bytes
+from cloche_server.host.jail import Launcher
+from cloche_server.host.uids import claim
+from cloche_server.network.link import Netd
+from cloche_server.network.networks import Carrier, Networks, NoNetwork
+from cloche_server.network.slots import Slots
 from cloche_server.settings import Settings
 from cloche_server.storage.kernel import find_kernel
 from cloche_server.store.db import Database
@@ -36,7 +45,82 @@ async def build_engine(settings: Settings) -> tuple[QemuEngine, str]:
     facts = await probe_qemu(settings.qemu)
     kernel = await asyncio.to_thread(find_kernel, settings.data)
     accel, reason = await choose_accel(settings.accel, facts, kernel.vmlinuz if kernel else None)
-    return QemuEngine(QemuConfig(facts, accel, settings.tcg_buffer_mb)), reason
+    launcher = Launcher()
+    wall = await build_wall(settings, facts.binary, accel, launcher) if settings.jail == "on" else None
+    config = QemuConfig(
+        facts, accel, settings.tcg_buffer_mb, launcher, wall, _file_limit_mb(settings), taps=settings.network == "on"
+    )
+    return QemuEngine(config), reason
+
+
+async def build_wall(settings: Settings, binary: str, accel: str, launcher: Launcher) -> Wall:
+    """What locks machines in, after it was tried. Raises `host.unsupported`."""
+    root = await find_root(binary, kvm=accel == "kvm")
+    uids = await asyncio.to_thread(claim, settings.data, settings.uid_base)
+    groups = Groups(await asyncio.to_thread(cgroups.probe), uids.name)
+    bps = settings.max_disk_mb_per_second * 1024 * 1024
+    device = await asyncio.to_thread(cgroups.device_of, settings.data) if bps else ""
+    wall = Wall(root, uids, groups, bps if device else 0, device)
+    await prove(launcher, wall, binary)
+    return wall
+
+
+def _file_limit_mb(settings: Settings) -> int:
+    """The largest file a machine writes: a full disk with the tables of its qcow2 file, or the memory of a bake."""
+    return max(settings.max_disk_mb + settings.max_disk_mb // 50, settings.max_memory_mb) + 256
+
+
+def build_network(settings: Settings, carrier: Carrier | None = None) -> NoNetwork | Networks:
+    """The network of this data directory. Raises `host.unsupported` where there can be none."""
+    if settings.network == "off":
+        return NoNetwork(Slots(settings.data / "net", 0))
+    for obstacle in (host_network.tap_obstacle(), host_network.nft_obstacle()):
+        if obstacle is not None:
+            raise ClocheError(
+                "host.unsupported",
+                f"sandboxes can have no network here: {obstacle}; mend that, or start with `--network off`",
+            )
+    return Networks(Slots(settings.data / "net", settings.network_prepared), carrier)
+
+
+class HostNetwork:
+    """The network while a server runs: slots that are kept ready, and netd."""
+
+    def __init__(self, settings: Settings) -> None:
+        resolvers = [part.strip() for part in settings.network_resolvers.split(",") if part.strip()]
+        told = {"resolvers": resolvers or None, "proxy": settings.network_proxy or None}
+        self._netd = (
+            Netd(settings.data, settings.uid_base, told, settings.network_ca) if settings.network == "on" else None
+        )
+        self.network = build_network(settings, self._netd)
+
+    async def start(self) -> None:
+        """Raises `network.unavailable`."""
+        if self._netd is not None:
+            await self._netd.start()
+
+    def background(self, group: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
+        """What runs for as long as the server does; cancel to stop."""
+        if self._netd is None or not isinstance(self.network, Networks):
+            return []
+        return [
+            group.create_task(self.network.slots.run(), name="slots"),
+            group.create_task(self._netd.run(self.network.again), name="netd"),
+        ]
+
+    async def close(self) -> None:
+        """What sandboxes need runs on; without any, nothing does."""
+        if self._netd is None or not isinstance(self.network, Networks):
+            return
+        await self.network.slots.drain()
+        used = await asyncio.to_thread(self.network.slots.held)
+        await self._netd.close(stop=not used)
+
+
+async def end_network(settings: Settings) -> None:
+    """When no machine is left and no server runs: removes every slot, and ends netd."""
+    await Slots(settings.data / "net", 0).take_stock(())
+    await Netd(settings.data, settings.uid_base, {}).end()
 
 
 def prepare_data(data: Path) -> None:
@@ -45,7 +129,19 @@ def prepare_data(data: Path) -> None:
     Raises `host.unsupported`.
     """
     try:
-        for part in ("", "templates", "images", "kernels", "sandboxes", "layers", "snapshots", "boot", "zeros", "run"):
+        for part in (
+            "",
+            "templates",
+            "images",
+            "kernels",
+            "sandboxes",
+            "layers",
+            "snapshots",
+            "boot",
+            "zeros",
+            "net",
+            "run",
+        ):
             (data / part).mkdir(parents=True, exist_ok=True, mode=0o700)
         if not os.access(data / "run", os.W_OK):
             raise OSError(errno.EROFS, os.strerror(errno.EROFS))

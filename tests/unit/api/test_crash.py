@@ -13,6 +13,7 @@ from cloche_server.api.app import build_app
 from cloche_server.api.respond import ClientGone
 from cloche_server.app.services import Services
 from cloche_server.settings import Settings
+from kit.tokens import BEARER, AnyToken
 
 
 class _Failing:
@@ -24,11 +25,8 @@ class _Failing:
 
 
 def _services(error: BaseException) -> Services:
-    async def find(_token: str) -> Any:
-        return SimpleNamespace(workspace="w", prefix="pds_00000000")
-
     stub = SimpleNamespace(
-        settings=Settings(), tokens=SimpleNamespace(find=find), access=_Failing(error), stopping=asyncio.Event()
+        settings=Settings(), tokens=AnyToken(), access=_Failing(error), stopping=asyncio.Event(), audit=None
     )
     return cast("Services", stub)
 
@@ -36,7 +34,7 @@ def _services(error: BaseException) -> Services:
 @pytest.mark.parametrize(("error", "status"), [(ZeroDivisionError("the secret text"), 500), (ClientGone(), 499)])
 async def test_an_unforeseen_error(error: BaseException, status: int) -> None:
     app = build_app(_services(error))
-    headers = {"Authorization": "Bearer pds_" + "0" * 32, "X-Request-Id": "r1"}
+    headers = {**BEARER, "X-Request-Id": "r1"}
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x", headers=headers) as client:
         response = await client.get("/v1/sandboxes")
     assert response.status_code == status

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import uvicorn
 
-from cloche_server.api import protocol
 from cloche_server.api.protocol import HttpProtocol
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -33,8 +32,8 @@ class _Server(uvicorn.Server):
 
 @pytest.fixture
 async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
-    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
-    monkeypatch.setattr(protocol, "HEAD_LIMIT", 4096)
+    monkeypatch.setattr(HttpProtocol, "head_seconds", 0.3)
+    monkeypatch.setattr(HttpProtocol, "head_limit", 4096)
     config = uvicorn.Config(_app, http=HttpProtocol, ws="none", log_config=None, lifespan="off")
     server = _Server(config)
     with socket.socket() as listener:

@@ -27,6 +27,7 @@ from cloche_server.api.respond import (
     while_connected,
 )
 from cloche_server.core.errors import CATALOGUE, ClocheError
+from cloche_server.settings import Settings
 
 
 class Model(BaseModel):
@@ -91,7 +92,8 @@ def _request(*messages: dict[str, Any], stopping: bool = False, query: bytes = b
     event = asyncio.Event()
     if stopping:
         event.set()
-    app = SimpleNamespace(state=SimpleNamespace(services=SimpleNamespace(stopping=event)))
+    settings = Settings(body_timeout=0.05, max_json_kb=16)
+    app = SimpleNamespace(state=SimpleNamespace(services=SimpleNamespace(stopping=event, settings=settings)))
     return Request({"type": "http", "app": app, "headers": [], "query_string": query}, receive)
 
 
@@ -105,6 +107,20 @@ async def test_a_body_in_parts() -> None:
         await read_body(_request(*parts), 2)
     with pytest.raises(ClientGone):
         await read_body(_request(parts[0], GONE), 9)
+
+
+async def test_a_body_is_bounded_by_the_settings() -> None:
+    whole = {"type": "http.request", "body": b"x" * 16 * 1024}
+    assert len(await read_body(_request(whole))) == 16 * 1024
+    with pytest.raises(ClocheError, match="larger than 16384 bytes") as told:
+        await read_body(_request({**whole, "more_body": True}, {"type": "http.request", "body": b"x"}))
+    assert (told.value.code, told.value.details) == ("request.too_large", {"limit_bytes": 16384})
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for() -> None:
+    with pytest.raises(ClocheError) as told:
+        await read_body(_request({"type": "http.request", "body": b"{", "more_body": True}))
+    assert told.value.code == "request.timeout"
 
 
 # ------------------------------------------------------------------ work

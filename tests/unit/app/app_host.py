@@ -43,6 +43,7 @@ from cloche_server.store.meters import MeterStore
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.tokens import IdempotencyStore
 from kit.fake_engine import FakeClock, FakeEngine, World, is_open, missing_layers, template
+from kit.fake_network import FakeNetwork
 
 HALF_WAY = frozenset(DEADLINES)
 #: States with a machine.
@@ -155,6 +156,8 @@ class Host:
             found.append(f"directories {[path.name for path in self.root.iterdir()]}")
         if set(stored) != entries.keys() or self.world.alive.keys() - entries.keys():
             found.append(f"records {set(stored)}, processes {set(self.world.alive)}, known {set(entries)}")
+        if self.world.slots != set(self.world.alive):
+            found.append(f"slots {self.world.slots}, machines {set(self.world.alive)}")
         kept = {path.name for path in self.catalog.root.iterdir()} if self.catalog.root.is_dir() else set()
         if kept != {snapshot.id for snapshot in snapshots}:
             found.append(f"snapshots on disk {kept}")
@@ -231,7 +234,7 @@ def assemble(data: Path, database: Database, world: World, crew: Crew, **changes
     root.mkdir(exist_ok=True)
     clock, engine, store = FakeClock(), FakeEngine(world), SandboxStore(database)
     (data / "layers").mkdir(exist_ok=True)
-    machines = Machines(engine, root, asyncio.Semaphore(4), Layers(data))
+    machines = Machines(engine, root, asyncio.Semaphore(4), Layers(data), FakeNetwork(world))
     capacity = Capacity(chosen)
     pools = Pools(machines, capacity, launched=chosen.pool_launched, warm=chosen.pool_warm)
     supervisor = Supervisor(store, machines, capacity, clock, crew)  # type: ignore[arg-type]

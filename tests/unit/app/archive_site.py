@@ -26,6 +26,7 @@ from cloche_server.storage.qcow2 import rename_backing
 from cloche_server.storage.snapshots import Snapshot, SnapshotCatalog
 from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
 from kit.fake_engine import FakeClock, FakeEngine, World
+from kit.fake_network import FakeNetwork
 
 MIB = 1024 * 1024
 #: Files that QEMU's tools have made before, which takes them long.
@@ -77,7 +78,7 @@ class Site:
             (data / part).mkdir(parents=True)
         self.layers = Layers(data)
         self.engine = FakeEngine(world)
-        self.machines = Machines(self.engine, data / "sandboxes", asyncio.Semaphore(4), self.layers)
+        self.machines = Machines(self.engine, data / "sandboxes", asyncio.Semaphore(4), self.layers, FakeNetwork(world))
         self.templates = TemplateCatalog(data)
         self.snapshots = SnapshotCatalog(data)
         self.snapshots.read()

@@ -18,11 +18,13 @@ from app_host import Crew, Host, settings
 from cloche_server.api.app import build_app
 from cloche_server.api.protocol import HttpProtocol
 from cloche_server.app.events import Events
+from cloche_server.app.secrets import Secrets
 from cloche_server.app.services import Services
 from cloche_server.app.tokens import Tokens
 from cloche_server.app.webhooks import Webhooks
 from cloche_server.core.records import Isolation
 from cloche_server.host.outbound import Sender
+from cloche_server.store.secrets import SecretStore
 from cloche_server.store.tokens import TokenStore
 from cloche_server.store.webhooks import WebhookStore
 
@@ -63,13 +65,16 @@ async def serve(host: Host, crew: Crew, *, private: bool = False, sender: Any = 
     group: Any = crew
     webhooks = Webhooks(WebhookStore(host.database), host.supervisor.journal, host.clock, group, make, private=private)
     absent: Any = None
+    kept = Secrets(SecretStore(host.database), host.root.parent, None, host.clock)
+    await kept.start()
     services = Services(
         settings=settings(host.root.parent), clock=host.clock, isolation=Isolation(), access=host.access,
         creator=host.creator, creates=absent, lifecycle=host.lifecycle, sleep=host.sleep, power=host.power,
         forks=host.forks, snapshots=host.snapshots, restores=host.restores, promoter=absent, exporter=absent,
         importer=absent, execs=absent, files=absent, consoles=absent, templates=absent,
         tokens=Tokens(tokens, host.clock), meters=host.meters, budgets=host.spending, ports=absent,
-        events=Events(host.access, host.supervisor), webhooks=webhooks,
+        events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, selftests=absent,
+        network=absent,
     )  # fmt: skip
     services.ready.set()
     await webhooks.start()

@@ -18,23 +18,21 @@ from cloche_server.app.template_keeper import TemplateKeeper
 from cloche_server.app.templates import Templates
 from cloche_server.store.db import Database
 from cloche_server.store.sandboxes import SandboxStore
+from kit.tokens import BEARER, AnyToken
 
 pytestmark = pytest.mark.usefixtures("quick_disk")
-
-TOKEN = {"Authorization": "Bearer pds_" + "0" * 32}
 
 
 @pytest.fixture
 def app(site: Site, database: Database) -> Any:
-    async def find(_token: str) -> Any:
-        return SimpleNamespace(workspace="w", prefix="pds_00000000")
-
     capacity: Any = None
     pools = Pools(site.machines, capacity, launched=0, warm=0)
     keeper = TemplateKeeper(site.templates, site.snapshots, SandboxStore(database), pools)
     stub = SimpleNamespace(
         settings=site.settings,
-        tokens=SimpleNamespace(find=find),
+        tokens=AnyToken(),
+        clock=site.clock,
+        audit=None,
         stopping=asyncio.Event(),
         snapshots=SimpleNamespace(disk_bytes=lambda one: site.layers.bytes_of(one.layer_id)),
         promoter=site.promoter,
@@ -46,7 +44,7 @@ def app(site: Site, database: Database) -> Any:
 
 
 def client(app: Any) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x", headers=TOKEN)
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x", headers=BEARER)
 
 
 async def call(app: Any, method: str, path: str, receive: Callable[[], Any]) -> list[dict[str, Any]]:
@@ -60,7 +58,7 @@ async def call(app: Any, method: str, path: str, receive: Callable[[], Any]) -> 
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "path": route,
         "raw_path": route.encode(), "query_string": query.encode(), "root_path": "", "scheme": "http",
-        "headers": [(b"authorization", TOKEN["Authorization"].encode())], "server": ("x", 80), "client": ("y", 1),
+        "headers": [(b"authorization", BEARER["Authorization"].encode())], "server": ("x", 80), "client": ("y", 1),
     }  # fmt: skip
     await app(scope, receive, send)
     return sent

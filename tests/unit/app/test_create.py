@@ -16,15 +16,17 @@ from kit.fake_engine import FakeMachine, settle
 
 #: Calls on the fake host in the order in which a create with empty pools makes them.
 CALLS = [
+    "Network.open",
     "Engine.launch",
     "Engine.launch.connect",
     "Machine.restore",
     "Machine.restore.cont",
     "Guest.connect",
     "Machine.grow_disk",
+    "Network.admit",
     "Guest.renew",
 ]
-POOLED = ["Machine.grow_disk", "Guest.renew"]
+POOLED = ["Machine.grow_disk", "Network.admit", "Guest.renew"]
 
 
 async def fill(host: Host, count: int = 1) -> asyncio.Task[None]:

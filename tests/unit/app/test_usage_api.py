@@ -56,6 +56,7 @@ async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[h
         importer=unused,
         events=unused,
         webhooks=unused,
+        secrets=unused,
         execs=Execs(host.access),
         files=Files(host.access),
         consoles=Consoles(host.access, tmp_path / "sandboxes"),
@@ -63,6 +64,7 @@ async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[h
         tokens=Tokens(tokens, host.clock),
         meters=host.meters,
         budgets=host.spending,
+        selftests=unused,
         ports=unused,
     )
     services.ready.set()

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cloche_server.engine.qemu import argv
-from cloche_server.engine.qemu.argv import ColdBoot, VmPlan, build_argv, machine_digest
+from cloche_server.engine.qemu.argv import ColdBoot, DiskFile, VmPlan, build_argv, machine_digest
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -22,17 +24,19 @@ def plan(**changes: object) -> VmPlan:
         "accel": "tcg",
         "cpus": 1,
         "memory_mb": 256,
-        "memory": Path("/data/templates/t/mem"),
-        "disk": Path("overlay.qcow2"),
+        "memory": Path("/mem"),
+        "node": "labc",
+        "layers": (DiskFile("qcow2", (6, 7)), DiskFile("qcow2", (8,)), DiskFile("raw", (9,))),
         "tcg_buffer_mb": 64,
-        "qmp_fd": 5,
-        "agent_fd": 6,
+        "qmp_fd": 3,
+        "agent_fd": 4,
+        "console_fd": 5,
         **changes,
     }
     return VmPlan(**values)  # type: ignore[arg-type]
 
 
-BOOT = ColdBoot(Path("/data/kernels/k/vmlinuz"), Path("/data/kernels/k/initrd"), 2445405)
+BOOT = ColdBoot(Path("/kernel"), Path("/initrd"), 2445405)
 PLANS = {
     "clone-tcg": plan(),
     "clone-kvm": plan(accel="kvm"),
@@ -59,10 +63,36 @@ def test_a_clone_cannot_write_what_others_share() -> None:
         assert "share=off,readonly=on" in memory
 
 
-def test_there_is_no_network_device_and_no_way_to_start_programs() -> None:
+def test_no_file_of_a_disk_is_opened_by_its_name() -> None:
+    """Neither by QEMU's words nor by what stands in one of the files: all of them are named, and are descriptors."""
+    words = build_argv(plan())
+    disk = json.loads(words[words.index("-blockdev") + 1])
+    layers = []
+    while disk is not None:
+        layers.append(disk)
+        disk = disk.get("backing")
+    assert [layer["file"]["filename"] for layer in layers] == ["/dev/fdset/2", "/dev/fdset/3", "/dev/fdset/4"]
+    assert ["read-only" in layer for layer in layers] == [False, True, True]
+    assert not any(word.startswith("/") for word in words[1:])
+    assert not any("path=/" in word and "path=/dev/fdset/" not in word and "/mem" not in word for word in words)
+
+
+def test_what_is_shared_is_handed_over_to_be_read_only() -> None:
+    fdsets = [word for word in build_argv(plan()) if word.startswith("fd=")]
+    assert fdsets[1:] == ["fd=6,set=2,opaque=labc writes", "fd=7,set=2", "fd=8,set=3", "fd=9,set=4"]
+
+
+def test_a_card_leads_to_the_tap_that_was_handed_over_or_nowhere() -> None:
+    wanted = PLANS["clone-tcg"]
+    assert "hubport,id=n0,hubid=0" in build_argv(wanted)
+    words = build_argv(replace(wanted, nic_fd=7))
+    assert "tap,id=n0,fd=7" in words
+    assert sum(word == "-netdev" for word in words) == 1
+
+
+def test_there_is_no_way_to_start_programs() -> None:
     for wanted in PLANS.values():
         words = build_argv(wanted)
-        assert not any("net" in word.split(",")[0] for word in words if not word.startswith("/"))
         assert any("spawn=deny" in word for word in words)
         assert "-nodefaults" in words
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche_server.engine.qemu.machine import file_of
+from cloche_server.engine.qemu.nodes import file_of
 
 FILE = "/data/layers/abc.qcow2"
 

@@ -91,13 +91,15 @@ async def test_renew_sends_what_is_asked_for(peer: FakePeer, client: GuestClient
     answers(peer, {"steps": {"entropy": 0.2, "time": 1}, "disk_mb": 3900})
     before = time.time_ns()
     result = await client.renew(
-        RenewRequest(entropy=b"e" * 64, time_now=True, hostname="h", machine_id="0" * 32, grow_disk=True, thaw=True)
+        RenewRequest(
+            entropy=b"e" * 64, time_now=True, hostname="h", machine_id="0" * 32, ca_pem="c", grow_disk=True, thaw=True
+        )
     )
     assert result.steps == {"entropy": 0.2, "time": 1.0}
     body = json.loads(peer.calls[0].body)
     assert base64.b64decode(body.pop("entropy")) == b"e" * 64
     assert before <= body.pop("time_ns") <= time.time_ns()
-    assert body == {"hostname": "h", "machine_id": "0" * 32, "grow_disk": True, "thaw": True}
+    assert body == {"hostname": "h", "machine_id": "0" * 32, "ca_pem": "c", "grow_disk": True, "thaw": True}
     await client.renew(RenewRequest())
     assert json.loads(peer.calls[1].body) == {}
 

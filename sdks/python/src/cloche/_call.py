@@ -4,6 +4,8 @@ and whether it may be sent again. No I/O.
 Rules for sending again, and there are no others:
 
 * no connection came about: nothing was sent, so any call may be repeated, three times within seconds;
+* a call was answered 429 with `Retry-After`: it was not carried out, so any call whose body is still there is repeated
+  within the retry budget;
 * create or fork was answered 503 with `Retry-After`: nothing was made, so it is repeated within the retry budget;
 * the answer of create was lost: it is repeated once, under the same idempotency key, which makes no second one;
 * a call that changes nothing, or nothing more the second time (`safe`), broke off or met a retryable refusal: it is
@@ -88,7 +90,7 @@ def retry_delay(call: Call, error: errors.ClocheError, attempt: int, elapsed: fl
     """Seconds until `call` is sent again after `error`, or None if it is not. `attempt` counts from 0."""
     if isinstance(error, errors.ConnectFailed):
         delay = CONNECT_DELAYS[attempt] if attempt < len(CONNECT_DELAYS) and error.retryable else None
-    elif call.kind in ("create", "fork") and error.status == 503 and error.retry_after is not None:
+    elif error.retry_after is not None and _not_carried_out(call, error):
         spread = min(15.0, 2.0**attempt)
         delay = error.retry_after + random.uniform(0, min(spread, max(0.1, error.retry_after)))  # noqa: S311
     elif call.kind == "create" and attempt == 0 and _lost(error):
@@ -98,6 +100,12 @@ def retry_delay(call: Call, error: errors.ClocheError, attempt: int, elapsed: fl
     else:
         delay = None
     return delay if delay is not None and elapsed + delay <= budget else None
+
+
+def _not_carried_out(call: Call, error: errors.ClocheError) -> bool:
+    if isinstance(error, errors.RateLimitError):
+        return call.content is None or isinstance(call.content, bytes)
+    return call.kind in ("create", "fork") and error.status == 503
 
 
 def _lost(error: errors.ClocheError) -> bool:

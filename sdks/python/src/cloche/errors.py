@@ -6,12 +6,13 @@
         ConnectFailed             no connection; nothing was sent
         ConnectionLost            the connection ended before the answer did
           RequestTimeout          … because the server was silent for too long (also a TimeoutError)
-      AuthError
+      AuthError                   TokenExpired, Forbidden
       NotFoundError               SandboxNotFound, TemplateNotFound, ExecNotFound, FileNotFound
       InvalidRequestError
       ConflictError               InvalidStateError, NameTaken, FileExists, …
       BudgetExceeded              the sandbox has used up its budget and is paused
       CapacityError               no room now; nothing was made
+      RateLimitError              too many requests; this one was not carried out
       UnsupportedError            this server, or this host, cannot do it
       SandboxGone                 the sandbox died or has failed
       CommandError                CommandFailed, CommandTimeout, CommandCancelled
@@ -137,7 +138,20 @@ class WaitTimeout(TimeoutError):
 
 
 class AuthError(ClocheError):
-    """The key is missing, unknown or revoked."""
+    """The key is missing, unknown or revoked, or does not allow the call."""
+
+
+class TokenExpired(AuthError):
+    """The key has expired; make another one."""
+
+
+class Forbidden(AuthError):
+    """The key is good, but not for this: its scope is too small, or it is for one sandbox."""
+
+    @property
+    def scope(self) -> str:
+        """The scope that the call needs."""
+        return str(self.details.get("scope") or "")
 
 
 class InvalidRequestError(ClocheError):
@@ -188,6 +202,14 @@ class BudgetExceeded(ClocheError):
 
 class CapacityError(ClocheError):
     """The server has no room now; nothing was made. `retry_after` says when to try again."""
+
+
+class NetworkError(ClocheError):
+    """The network of a sandbox, its policy or its secrets cannot be had as asked for."""
+
+
+class RateLimitError(ClocheError):
+    """Too many requests came too fast, and this one was not carried out. `retry_after` says when to send it again."""
 
 
 class UnsupportedError(ClocheError):

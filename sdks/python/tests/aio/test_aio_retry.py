@@ -7,10 +7,11 @@ import time
 import pytest
 from cloche_fake import KEY, FakeCloche, faults
 
-from cloche import AsyncClient, AsyncSandbox, CapacityError, ConnectFailed, ConnectionLost, ServerError
+from cloche import AsyncClient, AsyncSandbox, CapacityError, ConnectFailed, ConnectionLost, RateLimitError, ServerError
 
 FULL = faults.error(503, "capacity.unavailable", "the host has no room", retryable=True, retry_after=0.1)
 FULL_FOR_LONG = faults.error(503, "capacity.unavailable", "the host has no room", retry_after=3600)
+TOO_FAST = faults.error(429, "request.rate_limited", "too many requests", retryable=True, retry_after=0.1)
 DISK_FULL = faults.error(507, "host.disk_full", "the disk of the host is full", retryable=True)
 
 
@@ -76,6 +77,21 @@ async def test_changing_is_not_repeated(fake: FakeCloche) -> None:
             await sandbox.files.write("/tmp/x", b"x")
     assert fake.count("PATCH", "/lifecycle") == 3
     assert fake.count("PUT", "/fs") == 3
+
+
+async def test_what_was_refused_for_its_rate_is_sent_again(fake: FakeCloche) -> None:
+    sandbox = await AsyncSandbox.create()
+    fake.on("PATCH", "/lifecycle", TOO_FAST, times=2)
+    await sandbox.set_ttl(5)
+    assert fake.count("PATCH", "/lifecycle") == 3
+    fake.on("PUT", "/fs", TOO_FAST)
+    await sandbox.files.write("/tmp/x", b"x")
+    assert fake.count("PUT", "/fs") == 2
+    fake.on("PATCH", "/lifecycle", TOO_FAST)
+    async with AsyncClient(max_retry_seconds=0) as client:
+        with pytest.raises(RateLimitError) as caught:
+            await (await AsyncSandbox.connect(sandbox.id, client=client)).set_ttl(5)
+    assert caught.value.retry_after == 0.1
 
 
 async def test_no_server(unused_address: str) -> None:

@@ -10,10 +10,11 @@ import time
 import pytest
 from cloche_fake import KEY, FakeCloche, faults
 
-from cloche import Client, Sandbox, CapacityError, ConnectFailed, ConnectionLost, ServerError
+from cloche import Client, Sandbox, CapacityError, ConnectFailed, ConnectionLost, RateLimitError, ServerError
 
 FULL = faults.error(503, "capacity.unavailable", "the host has no room", retryable=True, retry_after=0.1)
 FULL_FOR_LONG = faults.error(503, "capacity.unavailable", "the host has no room", retry_after=3600)
+TOO_FAST = faults.error(429, "request.rate_limited", "too many requests", retryable=True, retry_after=0.1)
 DISK_FULL = faults.error(507, "host.disk_full", "the disk of the host is full", retryable=True)
 
 
@@ -79,6 +80,21 @@ def test_changing_is_not_repeated(fake: FakeCloche) -> None:
             sandbox.files.write("/tmp/x", b"x")
     assert fake.count("PATCH", "/lifecycle") == 3
     assert fake.count("PUT", "/fs") == 3
+
+
+def test_what_was_refused_for_its_rate_is_sent_again(fake: FakeCloche) -> None:
+    sandbox = Sandbox.create()
+    fake.on("PATCH", "/lifecycle", TOO_FAST, times=2)
+    sandbox.set_ttl(5)
+    assert fake.count("PATCH", "/lifecycle") == 3
+    fake.on("PUT", "/fs", TOO_FAST)
+    sandbox.files.write("/tmp/x", b"x")
+    assert fake.count("PUT", "/fs") == 2
+    fake.on("PATCH", "/lifecycle", TOO_FAST)
+    with Client(max_retry_seconds=0) as client:
+        with pytest.raises(RateLimitError) as caught:
+             (Sandbox.connect(sandbox.id, client=client)).set_ttl(5)
+    assert caught.value.retry_after == 0.1
 
 
 def test_no_server(unused_address: str) -> None:

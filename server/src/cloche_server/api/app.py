@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Scope
 from cloche_server import __version__
 from cloche_server.api.errors import error_response, internal_error
 from cloche_server.api.middleware import RequestMiddleware
-from cloche_server.api.openapi import build_document, operation_id
+from cloche_server.api.openapi import build_document
 from cloche_server.api.respond import ClientGone, dump, invalid_fields
 from cloche_server.api.routes import (
     archive,
@@ -23,15 +23,20 @@ from cloche_server.api.routes import (
     files,
     later,
     lineage,
+    network,
     ports,
     sandboxes,
+    secrets,
+    selftest,
     service,
     snapshots,
     templates,
+    tokens,
     usage,
     webhooks,
 )
 from cloche_server.api.routes import exec as exec_routes
+from cloche_server.api.scopes import authorize, operation_id
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
 from cloche_server.settings import Settings
@@ -80,13 +85,17 @@ def bare_app() -> FastAPI:
         service.router,
         archive.router,
         lineage.router,
+        network.router,
+        selftest.router,
         snapshots.router,
         events.router,
         webhooks.router,
+        secrets.router,
+        tokens.router,
         later.router,
         templates.router,
     ):
-        app.include_router(router, prefix="/v1")
+        app.include_router(router, prefix="/v1", dependencies=[Depends(authorize)])
     app.include_router(service.public)
     return app
 

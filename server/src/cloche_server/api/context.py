@@ -26,11 +26,23 @@ def token_of(request: Request) -> TokenInfo:
 
 
 async def workspace_of(request: Request) -> str:
-    return token_of(request).workspace
+    """Whose sandboxes exist for this request; `scopes.py` may have said that none do."""
+    return cast("str", request.scope.get("cloche.workspace")) or token_of(request).workspace
+
+
+async def token_dep(request: Request) -> TokenInfo:
+    return token_of(request)
+
+
+async def only_of(request: Request) -> str | None:
+    return token_of(request).sandbox_id
 
 
 ServicesDep = Annotated[Services, Depends(services_of)]
 Workspace = Annotated[str, Depends(workspace_of)]
+Caller = Annotated[TokenInfo, Depends(token_dep)]
+#: The one sandbox that exists for the token, when it is a token of one sandbox.
+OnlySandbox = Annotated[str | None, Depends(only_of)]
 
 _PATH_DOC: dict[str, Any] = {"pattern": "^/[^\\u0000]*$", "maxLength": 4095}
 _FLAG = r"^(|0|1|[Tt][Rr][Uu][Ee]|[Ff][Aa][Ll][Ss][Ee])$"

@@ -14,9 +14,16 @@ from cloche_server.core.errors import CATALOGUE, ClocheError
 HTTP_STATUS: Final[Mapping[str, int]] = {
     "auth.missing_token": 401,
     "auth.invalid_token": 401,
+    "auth.token_expired": 401,
+    "auth.forbidden": 403,
+    "token.not_found": 404,
+    "token.too_many": 409,
     "request.invalid": 400,
     "request.too_large": 413,
     "request.headers_too_large": 431,
+    "request.timeout": 408,
+    "request.rate_limited": 429,
+    "request.host_refused": 421,
     "request.not_found": 404,
     "request.method_not_allowed": 405,
     "request.idempotency_conflict": 409,
@@ -38,6 +45,9 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "snapshot.incompatible": 409,
     "webhook.not_found": 404,
     "webhook.too_many": 409,
+    "secret.not_found": 404,
+    "secret.too_many": 409,
+    "secret.unavailable": 500,
     "isolation.unavailable": 422,
     "template.not_found": 404,
     "template.corrupt": 500,
@@ -74,6 +84,8 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "guest.exhausted": 500,
     "guest.protocol": 502,
     "guest.error": 500,
+    "network.unavailable": 503,
+    "network.off": 409,
     "capacity.unavailable": 503,
     "host.disk_full": 507,
     "host.unsupported": 500,
@@ -100,7 +112,7 @@ def error_body(error: ClocheError, request_id: str) -> dict[str, Any]:
     }
     if spec.action:
         body["action"] = spec.action
-    if error.code.startswith("auth."):
+    if HTTP_STATUS[error.code] == 401:
         body["detail"] = error.message
         body["error"] = "unauthorized"
     if "timeout_seconds" in details:

@@ -11,29 +11,66 @@ from prometheus_client import Counter, Histogram
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cloche_server.api.errors import error_response, internal_error
+from cloche_server.api.errors import error_body, error_response, internal_error
+from cloche_server.api.guards import (
+    NO_STORE,
+    PREFLIGHT,
+    SECURITY,
+    STRICT,
+    Header,
+    Hosts,
+    Origins,
+    RateLimits,
+    address_of,
+    bearer,
+    below_v1,
+    limit_headers,
+    too_fast,
+)
 from cloche_server.api.respond import ClientGone
+from cloche_server.api.sse import SseEvent
+from cloche_server.app.audit import AuditEntry
+from cloche_server.app.calls import Call, revoked
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.ids import is_sandbox_id, is_token
+from cloche_server.core.ids import is_sandbox_id
+from cloche_server.core.records import TokenInfo
 from cloche_server.host.clock import random_bytes
 from cloche_server.telemetry import log, metrics
 
 _log = log.get("http")
 
-_CORS: Final = (
-    (b"access-control-allow-origin", b"*"),
-    (
-        b"access-control-expose-headers",
-        b"X-Request-Id, X-Exec-Id, Location, Retry-After, X-Events-After, X-File-Mode, X-File-Mtime-Ns, "
-        b"Content-Disposition",
-    ),
-)
-_PREFLIGHT: Final = {
-    "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE, OPTIONS",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Request-Id",
-    "Access-Control-Max-Age": "86400",
-}
+#: Whose reader is stuck is not waited for when its token has ended (seconds).
+_LAST_WORD_SECONDS: Final = 1.0
+_MUTATING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+
+class _Answer:
+    """What is sent for one request: adds the headers of every answer, and knows how far it has come."""
+
+    def __init__(self, scope: Scope, send: Send, more: list[Header]) -> None:
+        self._send = send
+        self._secure = scope.get("scheme") == "https"
+        self.more = more
+        self.status = 0
+        self.complete = False
+        self.streams_events = False
+        self.location = b""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = [*message.get("headers", ()), *self.more, *SECURITY]
+            named = dict(headers)
+            if b"cache-control" not in named:
+                headers.append(NO_STORE)
+            if self._secure:
+                headers.append(STRICT)
+            self.location = named.get(b"location", b"")
+            self.streams_events = named.get(b"content-type", b"").startswith(b"text/event-stream")
+            message["headers"] = headers
+        self.complete = message["type"] == "http.response.body" and not message.get("more_body", False)
+        await self._send(message)
 
 
 class RequestMiddleware:
@@ -42,6 +79,9 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, services: Services) -> None:
         self._app = app
         self._services = services
+        self._hosts = Hosts(services.settings)
+        self._origins = Origins(services.settings)
+        self._limits = RateLimits(services.settings)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -50,88 +90,129 @@ class RequestMiddleware:
         request_id = _request_id(scope)
         scope["cloche.request_id"] = request_id
         began = time.perf_counter()
-        status = 0
-        complete = False
-
-        open_to_pages = _open_to_pages(scope["path"])
-        more = [(b"x-request-id", request_id.encode("latin-1")), *(_CORS if open_to_pages else ())]
-
-        async def send_with_id(message: Message) -> None:
-            nonlocal status, complete
-            complete = message["type"] == "http.response.body" and not message.get("more_body", False)
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                message["headers"] = [*message.get("headers", ()), *more]
-            await send(message)
-
+        for_pages, is_page = self._origins.headers(scope)
+        answer = _Answer(scope, send, [(b"x-request-id", request_id.encode("latin-1")), *for_pages])
         problem: str | None = None
         try:
-            if scope["method"] == "OPTIONS" and open_to_pages:
-                await Response(status_code=204, headers=_PREFLIGHT)(scope, receive, send_with_id)
+            if is_page and scope["method"] == "OPTIONS":
+                await Response(status_code=204, headers=PREFLIGHT)(scope, receive, answer.send)
             else:
-                await self._authenticated(scope, receive, send_with_id)
+                await self._let_in(scope, receive, answer)
         except ClientGone:
             problem = "client gone"
-            status = status or 499
+            answer.status = answer.status or 499
         except ClocheError as error:
             problem = error.code
-            if status:
+            if answer.status:
                 raise
-            await error_response(error, request_id)(scope, receive, send_with_id)
-        except asyncio.CancelledError:  # only the end of the grace at a shutdown cancels a request
-            problem = "server.shutting_down"
-            if not status:
-                told = ClocheError("server.shutting_down", "the server is shutting down; try again", retry_after=2)
-                await error_response(told, request_id)(scope, receive, send_with_id)
+            await error_response(error, request_id)(scope, receive, answer.send)
+        except asyncio.CancelledError:
+            problem = await self._cut_off(scope, receive, answer)
         except Exception as error:
             problem = "internal"
             _log.exception("request.crashed", request_id=request_id, error=repr(error))
-            if status and not complete:
+            if answer.status and not answer.complete:
                 raise  # the answer has begun; the server cuts the connection, and the client sees that
-            if not status:
-                await error_response(internal_error(), request_id)(scope, receive, send_with_id)
+            if not answer.status:
+                await error_response(internal_error(), request_id)(scope, receive, answer.send)
         finally:
-            self._finish(scope, status, time.perf_counter() - began, request_id, problem)
+            self._finish(scope, answer, time.perf_counter() - began, request_id, problem)
 
-    async def _authenticated(self, scope: Scope, receive: Receive, send: Send) -> None:
-        path = scope["path"]
-        if path == "/v1" or path.startswith("/v1/"):
-            if self._services.stopping.is_set():
-                raise ClocheError("server.shutting_down", "the server is shutting down; try again", retry_after=2)
-            scope["cloche.token"] = await self._token(scope)
-        await self._app(scope, receive, send)
+    async def _let_in(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        self._hosts.check(scope)
+        if not below_v1(scope["path"]):
+            await self._app(scope, receive, answer.send)
+            return
+        if self._services.stopping.is_set():
+            raise ClocheError("server.shutting_down", "the server is shutting down; try again", retry_after=2)
+        token = await self._token(scope)
+        scope["cloche.token"] = token
+        verdict = self._limits.take(token.prefix, time.monotonic())
+        if verdict is not None:
+            answer.more += limit_headers(verdict)
+            if not verdict.allowed:
+                raise too_fast(verdict)
+        calls = self._services.tokens.calls
+        call = calls.begin(token)
+        scope["cloche.call"] = call
+        try:
+            await self._app(scope, receive, answer.send)
+        finally:
+            calls.finish(call)
 
-    async def _token(self, scope: Scope) -> Any:
-        sent = [value for name, value in scope["headers"] if name == b"authorization"]
-        if len(sent) > 1:
-            raise ClocheError("auth.invalid_token", "more than one Authorization header was sent")
-        scheme, _, token = sent[0].decode("latin-1").partition(" ") if sent else ("", "", "")
-        token = token.strip()
-        if scheme.lower() != "bearer" or not token:
-            raise ClocheError("auth.missing_token", "no bearer token was sent")
-        found = await self._services.tokens.find(token) if is_token(token) else None
-        if found is None:
-            raise ClocheError("auth.invalid_token", "the bearer token is unknown or revoked")
+    async def _token(self, scope: Scope) -> TokenInfo:
+        try:
+            found = await self._services.tokens.find(bearer(scope))
+            if found is None:
+                raise revoked()
+        except ClocheError as error:
+            if error.code.startswith("auth."):
+                self._limits.check_failure(address_of(scope), time.monotonic())
+            raise
         return found
 
-    def _finish(self, scope: Scope, status: int, seconds: float, request_id: str, problem: str | None) -> None:
+    async def _cut_off(self, scope: Scope, receive: Receive, answer: _Answer) -> str:
+        """A request is cancelled when its token has ended, or at the end of the grace of a shutdown."""
+        request_id = scope["cloche.request_id"]
+        call: Call | None = scope.get("cloche.call")
+        why = call.ended if call is not None else None
+        if call is None or why is None:
+            if not answer.status:
+                told = ClocheError("server.shutting_down", "the server is shutting down; try again", retry_after=2)
+                await error_response(told, request_id)(scope, receive, answer.send)
+            return "server.shutting_down"
+        call.task.uncancel()
+        if answer.complete:
+            return why.code
+        try:
+            async with asyncio.timeout(_LAST_WORD_SECONDS):
+                if not answer.status:
+                    await error_response(why, request_id)(scope, receive, answer.send)
+                elif answer.streams_events:
+                    last = SseEvent("error", error_body(why, request_id)).encode()
+                    await answer.send({"type": "http.response.body", "body": last, "more_body": False})
+        except TimeoutError:
+            pass  # nobody reads; the server cuts the connection of an answer that is not complete
+        return why.code
+
+    def _finish(self, scope: Scope, answer: _Answer, seconds: float, request_id: str, problem: str | None) -> None:
         route = scope.get("route")
         name = getattr(route, "path", "other")
-        _count(scope["method"], name, status, seconds)
-        token = scope.get("cloche.token")
-        sandbox = scope.get("path_params", {}).get("sandbox_id", "")
-        fields: dict[str, Any] = {"sandbox": sandbox if is_sandbox_id(sandbox) else None}
-        if problem or scope.get("cloche.code"):
-            fields["code"] = problem or scope.get("cloche.code")
+        _count(scope["method"], name, answer.status, seconds)
+        token: TokenInfo | None = scope.get("cloche.token")
+        named = scope.get("path_params", {}).get("sandbox_id", "")
+        sandbox = named if is_sandbox_id(named) else None
+        code = problem or scope.get("cloche.code")
+        fields: dict[str, Any] = {"sandbox": sandbox, "code": code}
         _log.info(
             "request",
             method=scope["method"],
             route=name,
-            status=status,
+            status=answer.status,
             ms=round(seconds * 1000, 2),
             request_id=request_id,
             token=token.prefix[:8] if token else None,
             **{k: v for k, v in fields.items() if v},
+        )
+        audit = self._services.audit
+        if audit is None or scope["method"] not in _MUTATING or not below_v1(scope["path"]):
+            return
+        if token is None and code == "request.rate_limited":
+            return  # a flood from strangers must not push out what is worth reading
+        made = answer.location.removeprefix(b"/v1/sandboxes/").decode("latin-1")
+        audit.record(
+            AuditEntry(
+                at=self._services.clock.now(),
+                request_id=request_id,
+                token=token.prefix if token else None,
+                workspace=token.workspace if token else None,
+                method=scope["method"],
+                route=f"/v1{name}" if route is not None else "other",
+                sandbox_id=sandbox or (made if is_sandbox_id(made) else None),
+                status=answer.status,
+                code=code,
+                client=address_of(scope),
+            )
         )
 
 
@@ -145,11 +226,6 @@ def _count(method: str, route: str, status: int, seconds: float) -> None:
     requests, times = _meters(method, route, status)
     requests.inc()
     times.observe(seconds)
-
-
-def _open_to_pages(path: str) -> bool:
-    """What a page of any origin may call: the API, which needs a token that no browser sends by itself."""
-    return path == "/v1" or path.startswith("/v1/") or path == "/openapi.json"
 
 
 def _request_id(scope: Scope) -> str:

@@ -14,8 +14,19 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
-from cloche_server.api import wire, wire_archive, wire_events, wire_lineage, wire_ports, wire_usage
+from cloche_server.api import (
+    wire,
+    wire_archive,
+    wire_events,
+    wire_lineage,
+    wire_ports,
+    wire_secrets,
+    wire_tokens,
+    wire_usage,
+)
 from cloche_server.api.docs import error_answer, header
+from cloche_server.api.scopes import Reach, need_of
+from cloche_server.core.scopes import Scope
 from cloche_server.settings import Settings
 
 REQUESTS: Final[tuple[type[BaseModel], ...]] = (
@@ -32,8 +43,10 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_lineage.SnapshotBody,
     wire_lineage.StopBody,
     wire_archive.PromoteSnapshotBody,
+    wire_tokens.TokenBody,
     wire_events.WebhookBody,
     wire_events.WebhookPatch,
+    wire_secrets.SecretBody,
     wire_usage.BudgetBody,
     wire_ports.PortBody,
     wire_ports.PreviewTokenBody,
@@ -51,18 +64,25 @@ EVENTS: Final[tuple[type[BaseModel], ...]] = (
 _REF: Final = "#/components/schemas/{model}"
 #: Possible on every route, and on every route below `/v1`.
 _EVERYWHERE: Final = (405, 431)
-_BELOW_V1: Final = (401, 503)
+_BELOW_V1: Final = (401, 429, 503)
+_LIMITS: Final = {
+    "X-RateLimit-Limit": header("Requests this token may send at once; absent without a limit", "integer"),
+    "X-RateLimit-Remaining": header("How many of them now", "integer"),
+    "X-RateLimit-Reset": header("Seconds until it is all of them again", "integer"),
+}
 TAGS: Final = (
     ("sandboxes", "Create, find, change and delete sandboxes."),
     ("lineage", "Forks, pause and hibernation, stop and start."),
     ("snapshots", "What a sandbox was at one moment, and what goes on from it."),
     ("events", "What has happened."),
     ("webhooks", "Receivers that events are sent to."),
+    ("secrets", "What sandboxes may use without knowing it."),
     ("ports", "What listens in a sandbox, and who may reach it from outside."),
     ("usage", "What sandboxes have used, and budgets that limit it."),
     ("exec", "Run commands in a sandbox."),
     ("files", "Read and write files in a sandbox."),
     ("templates", "What sandboxes are made from."),
+    ("tokens", "Who may do what, and who did."),
     ("service", "The server itself."),
     ("not in this release", "Existing clients call these; they answer 501."),
 )
@@ -80,12 +100,6 @@ _LINKED: Final = (
 Schema = dict[str, Any]
 
 
-def operation_id(route: Any) -> str:
-    """`exec_run`: the tag and the name of the route."""
-    tag = "later" if route.tags[0] == "not in this release" else route.tags[0]
-    return f"{tag}_{route.name}"
-
-
 def build_document(app: FastAPI, settings: Settings) -> Schema:
     """The document of this server."""
     document = get_openapi(
@@ -100,7 +114,12 @@ def build_document(app: FastAPI, settings: Settings) -> Schema:
     )
     components = document["components"]
     components["securitySchemes"] = {
-        "token": {"type": "http", "scheme": "bearer", "description": "`pds_` and 32 hex digits."}
+        "token": {
+            "type": "http",
+            "scheme": "bearer",
+            "description": "`pds_` and 32 hex digits. `x-scope` names the scope that a call needs: `admin` holds "
+            "`exec`, which holds `read`. With `x-reach: workspace` a token of one sandbox is refused.",
+        }
     }
     schemas = components["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
@@ -195,7 +214,7 @@ def _finish_operation(path: str, operation: Schema) -> None:
     for status in wanted:
         responses.setdefault(str(status), _error_response(status))
     if below:
-        operation["security"] = [{"token": []}]
+        _add_scope(operation, responses)
     _add_path_parameters(path, operation)
     for parameter in operation.get("parameters", []):
         parameter["schema"] = _without_null(parameter["schema"])
@@ -206,6 +225,19 @@ def _finish_operation(path: str, operation: Schema) -> None:
             response["description"] = "Done"
         response["headers"] = {"X-Request-Id": header("As sent, or made"), **response.get("headers", {})}
     operation["responses"] = dict(sorted(responses.items()))
+
+
+def _add_scope(operation: Schema, responses: Schema) -> None:
+    """What the token must be good for, and what is answered when it is not."""
+    need = need_of(operation["operationId"])
+    operation["security"] = [{"token": []}]
+    operation["x-scope"] = need.scope.value
+    operation["x-reach"] = need.reach.value
+    if need.scope is not Scope.READ or need.reach is not Reach.SANDBOX:
+        responses.setdefault("403", _error_response(403))
+    for status in responses:
+        if status != "401":
+            responses[status]["headers"] = {**_LIMITS, **responses[status].get("headers", {})}
 
 
 def _add_path_parameters(path: str, operation: Schema) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from cloche_server.api.errors import result_fields
 from cloche_server.core.command import CommandResult
 from cloche_server.core.records import SECRET_METADATA_PREFIX, Sandbox
+from cloche_server.core.secrets import shown_grant
 
 
 def rfc3339(seconds: float) -> str:
@@ -37,13 +39,12 @@ def sandbox(record: Sandbox) -> dict[str, Any]:
         "max_lifetime_seconds": record.max_lifetime_seconds,
         "boot_ms": record.boot_ms,
         "boot_mode": record.boot_mode.value,
-        "isolation": {
-            "boundary": record.isolation.boundary,
-            "vmm": record.isolation.vmm,
-            "accel": record.isolation.accel,
-        },
+        "isolation": asdict(record.isolation),
         "generation": record.generation,
     }
+    body["network_mode"] = record.network.mode.value
+    if record.grants:
+        body["secrets"] = [shown_grant(grant) for grant in record.grants]
     body["idle_seconds"] = record.idle_seconds
     body["idle_action"] = record.idle_action.value
     if record.name is not None:

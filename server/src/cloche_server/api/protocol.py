@@ -13,14 +13,12 @@ from typing import Any, ClassVar, Final
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from cloche_server.api.errors import HTTP_STATUS, error_body
+from cloche_server.api.guards import NO_STORE, SECURITY
 from cloche_server.api.respond import dump
 from cloche_server.core.errors import ClocheError
 from cloche_server.host.clock import random_bytes
+from cloche_server.settings import Settings
 
-#: Request line and headers together.
-HEAD_LIMIT: Final = 64 * 1024
-#: A connection that has begun a request must have sent its headers after so many seconds.
-HEAD_SECONDS: Final = 30.0
 #: How long what still comes is thrown away after a refusal. Closing at once would reset the connection, and
 #: the answer would be lost with it.
 LINGER_SECONDS: Final = 1.0
@@ -41,7 +39,11 @@ class Sharing:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection. `head_limit`: request line and headers together (bytes). A connection that has begun a request
+    must have sent its headers after `head_seconds`."""
+
+    head_limit = 64 * 1024
+    head_seconds = 30.0
 
     sharing: ClassVar[Sharing | None] = None
 
@@ -83,7 +85,7 @@ class HttpProtocol(HttpToolsProtocol):
             return
         if not self._completed:  # else part of `data` belongs to the request before
             self._head_bytes += len(data)
-        if self._head_bytes > HEAD_LIMIT and not self.transport.is_closing():
+        if self._head_bytes > self.head_limit and not self.transport.is_closing():
             self._too_large = True
             self.send_400_response("")
         elif self._head_timer is None:
@@ -109,13 +111,13 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > HEAD_LIMIT:
+        if len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.head_limit:
             self._too_large = True
             raise _HeadTooLarge
         super().on_headers_complete()
 
     def _arm(self) -> None:
-        self._head_timer = self.loop.call_later(HEAD_SECONDS, self._too_slow)
+        self._head_timer = self.loop.call_later(self.head_seconds, self._too_slow)
 
     def _disarm(self) -> None:
         if self._head_timer is not None:
@@ -135,9 +137,15 @@ class HttpProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or (self.cycle is not None and not self.cycle.response_complete):
             self.transport.close()
             return
-        self.transport.write(_refusal(self._too_large))
+        self.transport.write(_refusal(self.head_limit if self._too_large else None))
         self.transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.transport.close)
+
+
+def protocol_for(settings: Settings) -> type[HttpProtocol]:
+    """The protocol with the limits of the settings; Uvicorn makes one for each connection and takes no arguments."""
+    limits = {"head_limit": settings.max_header_kb * 1024, "head_seconds": settings.header_timeout}
+    return type("LimitedProtocol", (HttpProtocol,), limits)
 
 
 def handing_over(sharing: Sharing, base: type[HttpProtocol] = HttpProtocol) -> type[HttpProtocol]:
@@ -145,21 +153,26 @@ def handing_over(sharing: Sharing, base: type[HttpProtocol] = HttpProtocol) -> t
     return type("SharedProtocol", (base,), {"sharing": sharing})
 
 
-def _refusal(too_large: bool) -> bytes:
-    if too_large:
-        limit = {"limit_bytes": HEAD_LIMIT}
+def _refusal(limit: int | None) -> bytes:
+    """`limit` (bytes): what request line and headers are larger than."""
+    if limit is not None:
         error = ClocheError(
-            "request.headers_too_large", f"request line and headers are larger than {HEAD_LIMIT} bytes", details=limit
+            "request.headers_too_large",
+            f"request line and headers are larger than {limit} bytes",
+            details={"limit_bytes": limit},
         )
     else:
         error = ClocheError("request.invalid", "this is not an HTTP/1.1 request")
     request_id = random_bytes(8).hex()
     body = dump(error_body(error, request_id))
     status = HTTP_STATUS[error.code]
-    head = b"HTTP/1.1 %d %s\r\ncontent-type: application/json\r\ncontent-length: %d\r\nx-request-id: %s\r\n" % (
-        status,
-        _REASONS[status],
-        len(body),
-        request_id.encode(),
-    )
-    return head + b"connection: close\r\n\r\n" + body
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        (b"x-request-id", request_id.encode()),
+        *SECURITY,
+        NO_STORE,
+        (b"connection", b"close"),
+    ]
+    head = b"".join(b"%s: %s\r\n" % header for header in headers)
+    return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (status, _REASONS[status], head, body)

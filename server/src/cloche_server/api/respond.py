@@ -46,8 +46,24 @@ async def big_json_response(
     return Response(body, status, dict(headers or {}), "application/json")
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """The whole body, of any content type. Raises `request.too_large`, ClientGone."""
+async def read_body(request: Request, limit: int | None = None) -> bytes:
+    """The whole body, of any content type. Without `limit` (bytes) that of the settings counts.
+
+    Raises `request.too_large`, `request.timeout`, ClientGone.
+    """
+    settings = request.app.state.services.settings
+    try:
+        async with asyncio.timeout(settings.body_timeout):
+            return await _read(request, settings.max_json_kb * 1024 if limit is None else limit)
+    except TimeoutError:
+        raise ClocheError(
+            "request.timeout",
+            f"the request body was not whole after {settings.body_timeout:g} s",
+            details={"limit_seconds": settings.body_timeout},
+        ) from None
+
+
+async def _read(request: Request, limit: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while True:
@@ -67,8 +83,8 @@ async def read_body(request: Request, limit: int) -> bytes:
             return b"".join(parts)
 
 
-async def read_model(request: Request, model: type[_M], limit: int = 1024 * 1024) -> _M:
-    """A JSON body as `model`. Raises `request.invalid`, `request.too_large`, ClientGone."""
+async def read_model(request: Request, model: type[_M], limit: int | None = None) -> _M:
+    """A JSON body as `model`. Raises `request.invalid`, `request.too_large`, `request.timeout`, ClientGone."""
     return parse_model(await read_body(request, limit), model)
 
 

@@ -16,6 +16,7 @@ from pydantic import (
 
 from cloche_server.api.wire_base import Seconds as Seconds
 from cloche_server.api.wire_base import Wire as Wire
+from cloche_server.api.wire_network import GrantAnswer, GrantBody, NetworkBody
 from cloche_server.api.wire_usage import BudgetBody
 from cloche_server.core.command import OUTPUT_LIMIT, STDIN_LIMIT
 from cloche_server.core.expiry import MAX_TTL_SECONDS
@@ -84,6 +85,10 @@ class CreateBody(Wire):
     )
     user: User | None = Field(None, description="User of commands: name, number, `name:group` or `uid:gid`.")
     volumes: list[Any] | None = Field(None, description="Not available in this release: a non-empty list answers 501.")
+    secrets: Annotated[list[GrantBody], Field(max_length=64)] = Field(
+        default_factory=list, description="Secrets of the workspace that it may use without knowing them."
+    )
+    network: NetworkBody | None = Field(None, description="What it may reach; default: what the operator has set.")
     minimum_boundary: Literal["any", "microvm", "microvm-kvm"] = Field(
         "any", description="Refuse to create with a weaker isolation than this."
     )
@@ -175,6 +180,9 @@ class IsolationAnswer(BaseModel):
     boundary: Literal["microvm"]
     vmm: Literal["qemu"]
     accel: Literal["kvm", "tcg"]
+    jailed: bool = Field(
+        description="Its process on the host has a user id, namespaces and a root of its own, and no privileges."
+    )
 
 
 class TerminationAnswer(BaseModel):
@@ -231,6 +239,8 @@ class SandboxAnswer(BaseModel):
     boot_ms: int
     boot_mode: Literal["warm", "launched", "snapshot", "fork", "wake", "cold"]
     isolation: IsolationAnswer
+    network_mode: Literal["none", "allow-list", "open"]
+    secrets: list[GrantAnswer] | None = Field(None, description="What it may use without knowing it.")
     termination: TerminationAnswer | None = None
     generation: int
     status_reason: Literal["asked", "idle", "budget"] | None = Field(
@@ -370,46 +380,3 @@ class WriteAnswer(BaseModel):
     path: str
     bytes: int
     created: bool
-
-
-class ShapeAnswer(BaseModel):
-    id: str
-    cpus: int
-    memory_mb: int
-    size_bytes: int
-    created_at: str
-
-
-class TemplateAnswer(BaseModel):
-    name: str
-    aliases: list[str]
-    description: str
-    cpu: int
-    memory_mb: int
-    disk_mb: int
-    size_bytes: int
-    is_global: bool = Field(description="All workspaces may use it; false: this one has promoted it.")
-    state: Literal["ready"]
-    created_at: str
-    shapes: list[ShapeAnswer]
-    from_snapshot: str | None = Field(None, description="The snapshot it was promoted from.")
-
-
-class MeAnswer(BaseModel):
-    user_id: str
-    email: str
-    orgs: list[str]
-    auth_method: Literal["token"]
-    workspace: str
-    token_prefix: str
-
-
-class HealthAnswer(BaseModel):
-    status: Literal["ok", "starting", "stopping"]
-
-
-class VersionAnswer(BaseModel):
-    service: str
-    semver: str
-    api: str
-    accel: str

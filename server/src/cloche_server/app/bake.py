@@ -6,16 +6,17 @@ The inputs are digested into the template's id, so that baking what is there alr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cloche_server.app.machines import Machines, prepare_for_bake, run_quietly
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.ports import BootFiles, Engine
+from cloche_server.core.ports import BootFiles, Engine, Network
 from cloche_server.core.records import BootMode, ExecDefaults, Shape
 from cloche_server.host import files
 from cloche_server.host.clock import Clock
@@ -47,7 +48,8 @@ class Ingredients:
 class Baker:
     """Bakes templates on one engine. Bakes of one process wait for each other: each boots a machine."""
 
-    def __init__(self, data: Path, engine: Engine, catalog: TemplateCatalog, clock: Clock) -> None:
+    def __init__(self, data: Path, engine: Engine, catalog: TemplateCatalog, clock: Clock, network: Network) -> None:
+        self._network = network
         self._data = data
         self._engine = engine
         self._catalog = catalog
@@ -108,15 +110,10 @@ class Baker:
         self._check_room(shape)
         with files.staging(self._catalog.root) as staged, files.staging(self._data / "run") as work:
             progress(f"baking {wanted.name} with {shape.cpus} vCPU and {shape.memory_mb} MiB")
-            await self._engine.bake(
-                template_id,
-                wanted.boot,
-                shape,
-                staged,
-                work,
-                prepare_for_bake,
-                progress,
-            )
+            async with self._plugged("bake-" + work.name.strip(".")) as nic:
+                await self._engine.bake(
+                    template_id, wanted.boot, shape, staged, work, prepare_for_bake, progress, nic=nic
+                )
             progress("checking and writing the template")
             meta = self._meta(wanted, shape, inputs, template_id)
             published = await asyncio.to_thread(self._catalog.publish, staged, meta)
@@ -128,6 +125,17 @@ class Baker:
             raise
         _log.info("template.baked", template_id=template_id, size_bytes=published.template.size_bytes)
         return published
+
+    @contextlib.asynccontextmanager
+    async def _plugged(self, name: str) -> AsyncIterator[int | None]:
+        """A slot in which nothing is carried: what is saved with a card needs one again, and no more."""
+        card = await self._network.open(name)
+        try:
+            yield card.fd if card is not None else None
+        finally:
+            if card is not None:
+                card.close()
+            await asyncio.shield(self._network.close(name))
 
     def _check_room(self, shape: Shape) -> None:
         need = (shape.memory_mb + 512) * 1024 * 1024
@@ -167,7 +175,7 @@ class Baker:
         progress("restoring it once as a proof")
         with files.staging(self._data / "run") as work:
             work.rmdir()  # the engine makes it
-            machines = Machines(self._engine, work.parent, asyncio.Semaphore(1), Layers(self._data))
+            machines = Machines(self._engine, work.parent, asyncio.Semaphore(1), Layers(self._data), self._network)
             slot = await machines.launch(meta.template, work.name, BootMode.SNAPSHOT)
             try:
                 await machines.restore(slot)

@@ -97,7 +97,7 @@ class Capturer:
         used = True
         with contextlib.suppress(Exception):
             if entry.machine is not None:
-                used = (await entry.machine.active_layer()).name == self._machines.layers.path(new).name
+                used = await entry.machine.active_layer() == new
         if used and entry.record.layer_id != new:
             await self._supervisor.amend(entry, layer_id=new)
         await self._machines.release_layer(old if used else new)

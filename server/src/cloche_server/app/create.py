@@ -22,7 +22,8 @@ from cloche_server.core.budgets import Account, Budget
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import expires_at, lifetime_end
 from cloche_server.core.lifecycle import Status
-from cloche_server.core.records import BootMode, ExecDefaults, IdleAction, Isolation, Resources, Sandbox
+from cloche_server.core.network import NetworkMode, NetworkPolicy, SecretGrant
+from cloche_server.core.records import BootMode, ExecDefaults, IdleAction, Resources, Sandbox
 from cloche_server.core.walls import Walls
 from cloche_server.host.clock import Clock
 from cloche_server.settings import Settings
@@ -71,6 +72,9 @@ class CreateRequest:
     #: A budget of its own, or the account of another one that it shares.
     budget: Budget | None = None
     account_id: str | None = None
+    #: None: what the operator has chosen.
+    network: NetworkPolicy | None = None
+    grants: tuple[SecretGrant, ...] = ()
 
 
 @dataclass(slots=True)
@@ -86,6 +90,7 @@ class _Creation:
     pending_id: str = ""
     use_pools: bool = True
     pooled: bool = False
+    ca_pem: str | None = None
 
 
 class Creator:
@@ -246,6 +251,7 @@ class Creator:
             Step("launch", lambda: self._launch(work), lambda: self._discard(work), deadline=120),
             Step("restore", lambda: self._restore(work), deadline=200 if work.request.cold else 120),
             Step("grow_disk", lambda: self._grow(work), deadline=60),
+            Step("network", lambda: self._plug_in(work), deadline=30),
             Step("renew", lambda: self._renew(work), deadline=60),
             Step("start", lambda: self._start(work)),
         ]
@@ -293,7 +299,7 @@ class Creator:
             template_name=work.meta.template.name,
             template_id=work.meta.template.id,
             resources=work.resources,
-            isolation=Isolation(**_isolation(self._machines)),
+            isolation=self._machines.engine.isolation,
             defaults=ExecDefaults(
                 env={**defaults.env, **request.defaults.env},
                 cwd=request.defaults.cwd or defaults.cwd,
@@ -317,6 +323,8 @@ class Creator:
             checkpoint_id=request.checkpoint_id or request.snapshot_id,
             idle_seconds=request.idle_seconds,
             idle_action=request.idle_action,
+            network=request.network or NetworkPolicy(NetworkMode(self._settings.network_default)),
+            grants=request.grants,
         )
         try:
             work.entry = await self._supervisor.admit(record, request.key, account)
@@ -358,13 +366,18 @@ class Creator:
         with _told_as_boot_failure():
             await self._machines.grow_disk(work.slot, work.resources.disk_mb)
 
+    async def _plug_in(self, work: _Creation) -> None:
+        assert work.entry is not None
+        work.ca_pem = await self._machines.plug_in(work.entry.record)
+
     async def _renew(self, work: _Creation) -> None:
         assert work.slot is not None
         with _told_as_boot_failure():
             if work.slot.renewed:
-                await self._machines.greet(work.slot)
+                await self._machines.greet(work.slot, work.ca_pem)
             else:
-                await self._machines.renew(work.slot, thaw=work.request.source is not None)
+                thaw = work.request.source is not None
+                await self._machines.renew(work.slot, thaw=thaw, ca_pem=work.ca_pem)
 
     async def _start(self, work: _Creation) -> None:
         assert work.slot is not None
@@ -395,11 +408,6 @@ def _told_as_boot_failure() -> Iterator[None]:
 
 def _slot_size(slot: Slot) -> tuple[int, int, int]:
     return slot.template.shape.cpus, slot.template.shape.memory_mb, slot.disk_mb
-
-
-def _isolation(machines: Machines) -> dict[str, str]:
-    isolation = machines.engine.isolation
-    return {"boundary": isolation.boundary, "vmm": isolation.vmm, "accel": isolation.accel}
 
 
 def invalid(field_name: str, message: str) -> ClocheError:

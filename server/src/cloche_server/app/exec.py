@@ -14,6 +14,7 @@ from cloche_server.core.command import Command, CommandEnd, CommandResult, check
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.output import ChunkDecoder, OutputCollector
+from cloche_server.core.secrets import guest_env
 from cloche_server.guest.frames import STDERR, STDOUT, Exit, Frame, Gap, Output
 from cloche_server.guest.streams import ExecCall
 from cloche_server.guest.types import ExecInfo, ExecRequest
@@ -242,7 +243,10 @@ async def lost(entry: Entry, error: ClocheError) -> ClocheError:
 
 
 def _request(command: Command, entry: Entry, *, limited: bool = True) -> ExecRequest:
-    merged: dict[str, Any] = with_defaults(command, entry.record.defaults)
+    defaults = entry.record.defaults
+    if entry.record.is_read:
+        defaults = replace(defaults, env={**guest_env(entry.record.grants), **defaults.env})
+    merged: dict[str, Any] = with_defaults(command, defaults)
     check_size(command.argv, command.shell, merged["env"])
     return ExecRequest(
         id=command.exec_id,

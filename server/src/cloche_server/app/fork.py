@@ -191,6 +191,8 @@ class Forks:
             ends_at=parent.ends_at,
             budget=inherited.budget,
             account_id=inherited.account_id,
+            network=parent.network,
+            grants=parent.grants,
         )
 
     async def promote(self, workspace: str, sandbox_id: str, tree_id: str | None, cleanup: bool) -> Promotion:

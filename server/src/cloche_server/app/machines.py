@@ -6,15 +6,17 @@ A slot is a machine with its directory and the link to its agent. Its id becomes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cloche_server.app.steps import to_the_end
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
-from cloche_server.core.ports import BakedTemplate, BootFiles, Engine, Machine, SavedState
-from cloche_server.core.records import BootMode, Resources, Shape
+from cloche_server.core.network import GUEST_NETWORK
+from cloche_server.core.ports import BakedTemplate, BootFiles, Card, Engine, Machine, Network, SavedState, Trust
+from cloche_server.core.records import BootMode, Resources, Sandbox, Shape
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import ExecRequest, RenewRequest
 from cloche_server.host import files
@@ -66,13 +68,17 @@ class Slot:
 class Machines:
     """Makes and unmakes slots on one engine below one directory."""
 
-    def __init__(self, engine: Engine, root: Path, gate: asyncio.Semaphore, layers: Layers) -> None:
+    def __init__(self, engine: Engine, root: Path, gate: asyncio.Semaphore, layers: Layers, network: Network) -> None:
         self.engine = engine
+        self.network = network
+        self.broker: Trust | None = None
         self.root = root
         self.layers = layers
         self._gate = gate
         #: Ids of machines that are gone and whose directory may still be there.
         self._rest: set[str] = set()
+        #: And those whose slot has resisted.
+        self._unplugged: set[str] = set()
 
     def new_id(self) -> str:
         return id_from_random(random_bytes(16))
@@ -92,7 +98,8 @@ class Machines:
                 if source is not None and source.boot is not None and state is None:
                     machine = await self._boot(machine_id, source.boot, template.shape, disk)
                 else:
-                    machine = await self.engine.launch(machine_id, directory, template, disk, state)
+                    async with self._card(machine_id) as nic:
+                        machine = await self.engine.launch(machine_id, directory, template, disk, state, nic=nic)
         except BaseException:
             await to_the_end(self._remove(machine_id, machine_id))
             raise
@@ -107,7 +114,10 @@ class Machines:
         """A process for a sandbox that has a directory and a layer already. They stay when it raises."""
         async with self._gate:
             directory = self.root / machine_id
-            machine = await self.engine.launch(machine_id, directory, template, self.layers.path(layer), state)
+            async with self._card(machine_id) as nic:
+                machine = await self.engine.launch(
+                    machine_id, directory, template, self.layers.path(layer), state, nic=nic
+                )
         return self._slot(machine_id, template, machine, mode, layer)
 
     async def boot(self, meta: TemplateMeta, machine_id: str, layer: str, resources: Resources) -> Slot:
@@ -124,7 +134,40 @@ class Machines:
 
     async def _boot(self, machine_id: str, boot: BootFiles, shape: Shape, disk: Path) -> Machine:
         zeros = await asyncio.to_thread(self.layers.zero_memory, shape.memory_mb)
-        return await self.engine.boot(machine_id, self.root / machine_id, boot, shape, zeros, disk)
+        async with self._card(machine_id) as nic:
+            return await self.engine.boot(machine_id, self.root / machine_id, boot, shape, zeros, disk, nic=nic)
+
+    @contextlib.asynccontextmanager
+    async def _card(self, machine_id: str) -> AsyncIterator[int | None]:
+        """A slot for a machine, whose card it inherits while this lasts. When the start fails there is no slot."""
+        card: Card | None = None
+        try:
+            card = await self.network.open(machine_id)
+            yield card.fd if card is not None else None
+        except BaseException:
+            await to_the_end(self.unplug(machine_id))
+            raise
+        finally:
+            if card is not None:
+                card.close()
+
+    async def plug_in(self, record: Sandbox) -> str | None:
+        """Before its user's code runs: what its policy allows is carried from now on. Returns the certificate of the
+        authority that the guest has to trust, if any. Raises `network.unavailable`, `secret.unavailable`,
+        `secret.not_found`."""
+        trusted = await self.broker.ready(record) if self.broker is not None else None
+        await self.network.admit(record.id, record.workspace, record.network, record.grants)
+        return trusted
+
+    async def unplug(self, machine_id: str) -> None:
+        """Removes the slot of a machine that has ended. What resists is tried again by `remove_rest`."""
+        try:
+            await self.network.close(machine_id)
+        except (OSError, ClocheError) as error:
+            self._unplugged.add(machine_id)
+            _log.warning("slot.not_removed", machine=machine_id, error=str(error))
+        else:
+            self._unplugged.discard(machine_id)
 
     def _slot(self, machine_id: str, template: BakedTemplate, machine: Machine, mode: BootMode, layer: str) -> Slot:
         guest = GuestClient(str(machine.agent_socket))
@@ -143,7 +186,14 @@ class Machines:
             await slot.guest.connect(timeout=FIRST_ANSWER_TIMEOUT)
 
     async def renew(
-        self, slot: Slot, *, names: bool = True, booted: bool = False, warm: bool = False, thaw: bool = False
+        self,
+        slot: Slot,
+        *,
+        names: bool = True,
+        booted: bool = False,
+        warm: bool = False,
+        thaw: bool = False,
+        ca_pem: str | None = None,
     ) -> None:
         """Gives a restored machine its own clock, random numbers and, unless it is the one it was, `names`, before any
         user code. `booted`: it comes from its own disk, where its machine-id is. `thaw`: it was captured with its
@@ -156,14 +206,16 @@ class Machines:
                 machine_id=random_bytes(16).hex() if names and not booted else None,
                 warm=warm,
                 thaw=thaw or (slot.template.thaw and not booted),
+                network=GUEST_NETWORK if self.network.enabled else None,
+                ca_pem=ca_pem,
             ),
             timeout=FIRST_ANSWER_TIMEOUT,
         )
         slot.renewed = True
 
-    async def greet(self, slot: Slot) -> None:
+    async def greet(self, slot: Slot, ca_pem: str | None = None) -> None:
         """Sets the clock of a renewed machine that has waited, and so makes sure that it answers."""
-        await slot.guest.renew(RenewRequest(time_now=True), timeout=FIRST_ANSWER_TIMEOUT)
+        await slot.guest.renew(RenewRequest(time_now=True, ca_pem=ca_pem), timeout=FIRST_ANSWER_TIMEOUT)
 
     async def grow_disk(self, slot: Slot, disk_mb: int) -> None:
         """Grows the disk of a restored machine and the file system on it, online."""
@@ -201,11 +253,14 @@ class Machines:
     async def remove_directory(self, machine_id: str) -> None:
         """What cannot be removed now is tried again by `remove_rest`."""
         self._rest.add(machine_id)
+        await self.unplug(machine_id)
         await asyncio.to_thread(files.remove_tree, self.root / machine_id)
         self._rest.discard(machine_id)
 
     async def remove_rest(self) -> None:
         """Removes directories that resisted, for instance because there was no descriptor left."""
+        for machine_id in list(self._unplugged):
+            await self.unplug(machine_id)
         for machine_id in list(self._rest):
             try:
                 await self.remove_directory(machine_id)
@@ -224,7 +279,9 @@ async def prepare_for_bake(agent_socket: Path) -> None:
     try:
         await guest.connect(timeout=240)
         # Placeholders as long as what every sandbox writes over them: that needs no new block of the disk.
-        names = RenewRequest(time_now=True, hostname=hostname("0" * 20), machine_id="0" * 32, warm=True)
+        names = RenewRequest(
+            time_now=True, hostname=hostname("0" * 20), machine_id="0" * 32, warm=True, network=GUEST_NETWORK
+        )
         await guest.renew(replace(names, entropy=random_bytes(ENTROPY_BYTES)), timeout=60)
         for argv in WARM_UP:
             await run_quietly(guest, argv)

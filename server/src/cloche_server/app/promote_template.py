@@ -20,7 +20,7 @@ from cloche_server.core.ids import is_template_name
 from cloche_server.host import files
 from cloche_server.host.clock import Clock, random_bytes
 from cloche_server.settings import Settings
-from cloche_server.storage.flatten import empty_overlay, flatten_disk, flatten_memory
+from cloche_server.storage.flatten import empty_overlay, flatten_disk, flatten_memory, judge_layers
 from cloche_server.storage.layers import read_header
 from cloche_server.storage.locate import find_recipe
 from cloche_server.storage.snapshots import Snapshot, SnapshotCatalog
@@ -122,6 +122,7 @@ class Promoter:
                 await self._write_memory(snapshot, below, staged)
                 _log.info("promote.progress", text="flattening the disk", template_id=template_id)
                 size = await asyncio.to_thread(lambda: read_header(top).size)
+                await asyncio.to_thread(judge_layers, top)
                 await flatten_disk(top, below.boot.root_image, staged / "disk.qcow2", size)
                 await empty_overlay(staged / "overlay.qcow2", f"../../templates/{template_id}/disk.qcow2", size)
                 work = asyncio.to_thread(lambda: made.append(self._templates.publish(staged, meta)))

@@ -27,7 +27,6 @@ from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import RenewRequest
 from cloche_server.host import files, process
 from cloche_server.host.clock import Clock
-from cloche_server.storage.layers import SUFFIX
 from cloche_server.storage.snapshots import SnapshotCatalog
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.telemetry import log, metrics
@@ -104,6 +103,10 @@ class Reconciler:
                 self._hold(record)
         orphans = await self._sweep(records, found)
         orphans += await self._take_stock()
+        running = {entry.record.id for entry in self._supervisor.entries() if entry.machine is not None}
+        await asyncio.to_thread(self._machines.engine.clear_up, running)
+        running = {entry.record.id for entry in self._supervisor.entries() if entry.machine is not None}
+        await self._machines.network.take_stock(running)
         report = Report(adopted, failed, finished, orphans)
         for outcome in ("adopted", "failed", "finished", "orphans"):
             metrics.restored.labels(outcome).inc(getattr(report, outcome))
@@ -129,6 +132,12 @@ class Reconciler:
             _log.error("adopt.failed", sandbox=record.id, error=repr(error))
             machine.release()
             return False
+        try:
+            if self._machines.broker is not None:
+                await self._machines.broker.ready(record)
+            await self._machines.network.adopt(record.id, record.workspace, record.network, record.grants)
+        except ClocheError as error:  # it runs on, cut off, and is tried again with the next netd
+            _log.error("network.not_adopted", sandbox=record.id, error=error.message)
         self._capacity.take_over(record.id, record.resources)
         guest = GuestClient(str(machine.agent_socket))
         entry = self._supervisor.resume_watch(replace(record, layer_id=layer), machine, guest)
@@ -141,7 +150,7 @@ class Reconciler:
     async def _steer(self, record: Sandbox, machine: Machine) -> str:
         """Makes a machine run or stand still as its record says: its server may have ended in a capture, or before a
         pause or resume was recorded. Returns the layer that it writes to, which may be a fresh one of that capture."""
-        layer = (await machine.active_layer()).name.removesuffix(SUFFIX) if record.layer_id else ""
+        layer = await machine.active_layer() if record.layer_id else ""
         await (machine.resume() if record.status is Status.RUNNING else machine.pause())
         return layer
 

@@ -145,6 +145,7 @@ class Restores:
             entry.machine = machine
             raise
         machine.release()
+        await self._machines.unplug(entry.record.id)
 
     async def _begin_new(self, entry: Entry, snapshot: Snapshot, source: Source) -> Slot:
         record, machines = entry.record, self._machines
@@ -158,9 +159,10 @@ class Restores:
         try:
             await machines.restore(slot)
             await machines.grow_disk(slot, record.resources.disk_mb)
+            ca_pem = await machines.plug_in(record)
             # The name of one that boots is not on its disk alone.
             cold = slot.mode is BootMode.COLD
-            await machines.renew(slot, names=cold or not own, booted=cold and own, thaw=True)
+            await machines.renew(slot, names=cold or not own, booted=cold and own, thaw=True, ca_pem=ca_pem)
         except BaseException:
             await asyncio.shield(self._end(entry, slot))
             raise

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from cloche_server.app.access import Access
 from cloche_server.app.archive_import import Importer
+from cloche_server.app.audit import Audit
 from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
@@ -18,9 +19,12 @@ from cloche_server.app.fork import Forks
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
+from cloche_server.app.network import NetworkVerbs
 from cloche_server.app.ports import Ports
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.restore import Restores
+from cloche_server.app.secrets import Secrets
+from cloche_server.app.selftest import SelfTests
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.stop import StopVerbs
@@ -58,8 +62,13 @@ class Services:
     tokens: Tokens
     events: Events
     webhooks: Webhooks
+    secrets: Secrets
     meters: Meters
     budgets: BudgetVerbs
+    network: NetworkVerbs
+    selftests: SelfTests
     ports: Ports
+    #: None: no audit log is kept.
+    audit: Audit | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     stopping: asyncio.Event = field(default_factory=asyncio.Event)

@@ -200,6 +200,7 @@ class SleepVerbs:
             _log.error("machine.resists", sandbox=entry.record.id, error=repr(error))
         if machine.ended:
             machine.release()
+            await self._machines.unplug(entry.record.id)
         return machine.ended
 
     # ---------------------------------------------------------------- wake
@@ -241,7 +242,8 @@ class SleepVerbs:
                 await self._machines.restore(slot, before_run=lambda: _use_up(directory))
             finally:
                 state.pages.close()
-            await self._machines.renew(slot, names=False, thaw=True)
+            ca_pem = await self._machines.plug_in(entry.record)
+            await self._machines.renew(slot, names=False, thaw=True, ca_pem=ca_pem)
         except BaseException as error:
             await asyncio.shield(self._not_woken(entry, slot, directory, error))
             raise
@@ -254,6 +256,7 @@ class SleepVerbs:
             Event.BOOTED,
             done=True,
             process=slot.machine.ref,
+            isolation=self._machines.engine.isolation,
             started_at=self._clock.now(),
             boot_ms=took,
             boot_mode=BootMode.WAKE,

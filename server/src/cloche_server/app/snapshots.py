@@ -125,6 +125,10 @@ class Snapshots:
     def get(self, workspace: str, snapshot_id: str) -> Snapshot:
         return self._catalog.get(workspace, snapshot_id)
 
+    def is_of(self, workspace: str, snapshot_id: str, sandbox_id: str) -> bool:
+        """Whether there is such a snapshot, taken of that sandbox."""
+        return any(one.id == snapshot_id for one in self.list(workspace, sandbox_id))
+
     def disk_bytes(self, snapshot: Snapshot) -> int:
         """What its disk layers take on the host. Blocking."""
         return self._machines.layers.bytes_of(snapshot.layer_id)

@@ -119,7 +119,8 @@ class StopVerbs:
             await self._supervisor.move(entry, Event.START)
             slot = await self._machines.boot(meta, record.id, record.layer_id, record.resources)
             await self._machines.restore(slot)
-            await self._machines.renew(slot, booted=True)
+            ca_pem = await self._machines.plug_in(record)
+            await self._machines.renew(slot, booted=True, ca_pem=ca_pem)
             if slot.disk_mb < record.resources.disk_mb:  # of a restore that did not come so far
                 await self._machines.grow_disk(slot, record.resources.disk_mb)
         except BaseException as error:
@@ -133,6 +134,7 @@ class StopVerbs:
             entry,
             Event.BOOTED,
             process=slot.machine.ref,
+            isolation=self._machines.engine.isolation,
             started_at=now,
             boot_ms=max(1, round((self._clock.monotonic() - began) * 1000)),
             boot_mode=BootMode.COLD,
@@ -149,6 +151,7 @@ class StopVerbs:
             await slot.guest.aclose()
             await slot.machine.kill()
             slot.machine.release()
+            await self._machines.unplug(entry.record.id)
         self._room.give_back(entry.record.id)
         if entry.record.status is Status.STARTING:
             await self._supervisor.move(entry, Event.UNDONE, process=None)

@@ -285,6 +285,7 @@ class Supervisor:
             await guest.aclose()
         if machine is not None:
             machine.release()
+        await self._machines.unplug(entry.record.id)
 
     async def _delete(self, entry: Entry, event: Event, reason: TerminationReason) -> None:
         if entry.record.status is not Status.DELETING:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 
 import click
 
 from cloche_server.cli.common import data_option, run_async, settings_from
 from cloche_server.core.errors import ClocheError
-from cloche_server.host import process
+from cloche_server.engine.qemu.found import find_machines
+from cloche_server.host import cgroups, process, uids
+from cloche_server.host.cgroups import Groups
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.instance import find_server
 from cloche_server.settings import Settings
 from cloche_server.store.sandboxes import SandboxStore
-from cloche_server.wiring import build_engine, open_database, prepare_data
+from cloche_server.wiring import end_network, open_database, prepare_data
 
 
 @click.command()
@@ -42,18 +45,20 @@ def stop(sandboxes: bool, timeout: float, data: str | None) -> None:
 
 
 async def _count(settings: Settings) -> int:
-    engine, _ = await build_engine(settings)
-    return len(engine.find(settings.data / "sandboxes"))
+    return len(find_machines(settings.data / "sandboxes"))
 
 
 async def _end_sandboxes(settings: Settings) -> int:
     """Ends the machines; the next server finds their records, and nothing behind them, and clears up."""
     prepare_data(settings.data)
-    engine, _ = await build_engine(settings)
-    found = engine.find(settings.data / "sandboxes")
+    found = find_machines(settings.data / "sandboxes")
     for ref in found.values():
         process.kill(ref.pid, ref.start_time)
         await process.wait_exit(ref.pid, ref.start_time, 10)
+    await end_network(settings)
+    block = uids.existing(settings.data, settings.uid_base)
+    if block is not None:
+        await asyncio.to_thread(lambda: Groups(cgroups.probe(), block.name).remove_all())
     async with open_database(settings.data) as database:
         await SandboxStore(database).delete_all(SystemClock().now())
     return len(found)

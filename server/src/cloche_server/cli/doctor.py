@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import resource
@@ -13,15 +14,18 @@ from dataclasses import asdict, dataclass
 import click
 
 from cloche_server import __version__
+from cloche_server.app.throwaway import probe_throwaway
 from cloche_server.cli.common import data_option, run_async, settings_from
 from cloche_server.core.errors import ClocheError
-from cloche_server.engine.qemu.probe import choose_accel, probe_kvm, probe_qemu
+from cloche_server.engine.qemu.probe import choose_accel, kvm_obstacle, probe_kvm, probe_qemu
 from cloche_server.host import cgroups, network
 from cloche_server.host import machine as host_machine
+from cloche_server.host.jail import Launcher
 from cloche_server.settings import Settings
 from cloche_server.storage.kernel import find_kernel
 from cloche_server.storage.locate import find_agent
 from cloche_server.storage.templates import TemplateCatalog
+from cloche_server.wiring import build_engine, build_network, build_wall, prepare_data
 
 OK, WARN, FAIL = "ok", "warn", "fail"
 
@@ -38,18 +42,22 @@ class Finding:
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--probe", is_flag=True, help="Also make a throw-away sandbox and try to get out of it.")
 @data_option
-def doctor(as_json: bool, data: str | None) -> None:
-    """Say what this host can do. Exit code 1 when sandboxes cannot run here."""
+def doctor(as_json: bool, probe: bool, data: str | None) -> None:
+    """Say what this host can do. Exit code 1 when sandboxes cannot run here, or when a probe got through."""
     settings = settings_from(data=data, log_level="error")
     findings = run_async(examine(settings))
+    if probe and not any(finding.level == FAIL for finding in findings):
+        findings += run_async(probe_host(settings))
     if as_json:
         click.echo(json.dumps({"version": __version__, "findings": [asdict(f) for f in findings]}, indent=2))
     else:
+        width = max(12, *(len(finding.name) for finding in findings))
         for finding in findings:
-            click.echo(f"{finding.level:5} {finding.name:12} {finding.found}")
+            click.echo(f"{finding.level:5} {finding.name:{width}} {finding.found}")
             if finding.advice:
-                click.echo(f"{'':18} → {finding.advice}")
+                click.echo(f"{'':{width + 6}} → {finding.advice}")
     if any(finding.level == FAIL for finding in findings):
         sys.exit(1)
 
@@ -59,6 +67,7 @@ async def examine(settings: Settings) -> list[Finding]:
     checks: list[Callable[[Settings], Awaitable[list[Finding]]]] = [
         _system,
         _qemu,
+        _jail,
         _resources,
         _kernel_parts,
         _baked,
@@ -115,6 +124,41 @@ async def _qemu(settings: Settings) -> list[Finding]:
     except ClocheError as error:
         found.append(Finding("accel", FAIL, error.message, "set CLOCHE_ACCEL=auto"))
     return found
+
+
+async def _jail(settings: Settings) -> list[Finding]:
+    if settings.jail == "off":
+        advice = "whoever breaks out of QEMU has the host; take CLOCHE_JAIL=off away"
+        return [Finding("jail", WARN, "QEMU runs as root, as it was configured", advice)]
+    if os.geteuid() != 0:
+        return []
+    launcher = Launcher()
+    try:
+        facts = await probe_qemu(settings.qemu)
+        accel = "tcg" if kvm_obstacle() else "kvm"
+        wall = await build_wall(settings, facts.binary, accel, launcher)
+    except ClocheError as error:
+        return [Finding("jail", FAIL, error.message, "mend that, or set CLOCHE_JAIL=off and keep nothing else here")]
+    finally:
+        launcher.close()
+    return [Finding("jail", OK, f"QEMU runs in one, as a user from {wall.uids.first + 1} on")]
+
+
+async def probe_host(settings: Settings) -> list[Finding]:
+    """What a throw-away sandbox of the first baked template could not get hold of."""
+    await asyncio.to_thread(prepare_data, settings.data)
+    engine, _ = await build_engine(settings)
+    with contextlib.closing(engine):
+        metas = await asyncio.to_thread(TemplateCatalog(settings.data).all)
+        fitting = [meta for meta in metas if meta.fingerprint == engine.fingerprint]
+        if not fitting:
+            advice = "run `cloche-server template bake base`"
+            return [Finding("probe", FAIL, "no template is baked that a sandbox could be made of", advice)]
+        try:
+            probes = await probe_throwaway(engine, build_network(settings), settings.data, fitting[0])
+        except ClocheError as error:
+            return [Finding("probe", FAIL, f"no sandbox could be made: {error.message}")]
+    return [Finding(probe.name, OK if probe.held else FAIL, probe.detail) for probe in probes]
 
 
 async def _resources(settings: Settings) -> list[Finding]:

@@ -20,7 +20,7 @@ from cloche_server.storage.recipe import load_recipe
 from cloche_server.storage.snapshots import SnapshotCatalog
 from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
 from cloche_server.store.sandboxes import SandboxStore
-from cloche_server.wiring import build_engine, open_database, prepare_data
+from cloche_server.wiring import build_engine, build_network, open_database, prepare_data
 
 
 @click.group()
@@ -84,7 +84,7 @@ async def _bake(settings: Settings, name: str, shape: Shape, progress: Callable[
     await asyncio.to_thread(prepare_data, settings.data)
     engine, _ = await build_engine(settings)
     catalog = TemplateCatalog(settings.data)
-    baker = Baker(settings.data, engine, catalog, SystemClock())
+    baker = Baker(settings.data, engine, catalog, SystemClock(), build_network(settings))
     return await baker.bake(await baker.gather(recipe, agent, progress), shape, progress)
 
 

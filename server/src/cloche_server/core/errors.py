@@ -27,10 +27,26 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "auth.invalid_token": ErrorSpec(
         "the bearer token is unknown or revoked", action="make one with `cloche-server token create`"
     ),
+    "auth.token_expired": ErrorSpec(
+        "the bearer token has expired", action="make another one with `cloche-server token create`"
+    ),
+    "auth.forbidden": ErrorSpec(
+        "the bearer token does not allow this", action="use one with the scope that `details` names"
+    ),
+    "token.not_found": ErrorSpec("there is no such token"),
+    "token.too_many": ErrorSpec("the workspace has as many tokens as it may", action="revoke some first"),
     # the request itself
     "request.invalid": ErrorSpec("a field of the request is missing or wrong"),
     "request.too_large": ErrorSpec("the request body is larger than the server accepts"),
     "request.headers_too_large": ErrorSpec("the request line and headers are larger than the server accepts"),
+    "request.timeout": ErrorSpec("the request body did not come in time"),
+    "request.rate_limited": ErrorSpec(
+        "too many requests came too fast; this one was not carried out", retryable=True, action="wait for `Retry-After`"
+    ),
+    "request.host_refused": ErrorSpec(
+        "the server does not answer under the name in the Host header",
+        action="use its address, or add the name to the setting `allowed_hosts`",
+    ),
     "request.not_found": ErrorSpec("there is no such route"),
     "request.method_not_allowed": ErrorSpec("the route does not know this method"),
     "request.idempotency_conflict": ErrorSpec(
@@ -66,6 +82,11 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     ),
     "webhook.not_found": ErrorSpec("there is no such webhook"),
     "webhook.too_many": ErrorSpec("the workspace has as many webhooks as it may", action="delete one first"),
+    "secret.not_found": ErrorSpec("there is no such secret"),
+    "secret.too_many": ErrorSpec("the workspace has as many secrets as it may", action="delete one first"),
+    "secret.unavailable": ErrorSpec(
+        "the key of the secrets is missing or another one", action="its operator has to put the key back"
+    ),
     "budget.exceeded": ErrorSpec(
         "the budget of the sandbox is used up", action="raise the budget, then resume the sandbox"
     ),
@@ -118,6 +139,13 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "guest.exhausted": ErrorSpec("the sandbox has no process, memory or descriptor left"),
     "guest.protocol": ErrorSpec("the agent in the sandbox answered with nonsense"),
     "guest.error": ErrorSpec("an operation inside the sandbox failed"),
+    # the network
+    "network.unavailable": ErrorSpec(
+        "the network of the sandbox cannot be made or changed now", retryable=True, action="try again"
+    ),
+    "network.off": ErrorSpec(
+        "this server gives its sandboxes no network", action="the operator can start it with `--network on`"
+    ),
     "capacity.unavailable": ErrorSpec(
         "the host has no room for another sandbox now", retryable=True, action="try again later"
     ),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import struct
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -21,6 +23,53 @@ from cloche_server.core.network import (
 PROTOCOL: Final = 1
 #: No frame is longer, so that neither side can be made to keep more.
 MAX_FRAME: Final = 8 * 1024 * 1024
+#: Descriptors that may come with one frame.
+MAX_FDS: Final = 8
+_HEADER: Final = struct.Struct(">IB")
+
+
+class FrameError(Exception):
+    """The other side does not speak this language; the message is a sentence without its bytes."""
+
+
+def encode_frame(message: Mapping[str, Any], descriptors: int = 0) -> bytes:
+    """One frame: length of the JSON, number of descriptors, JSON. Raises FrameError when it would be too long."""
+    body = json.dumps(message, separators=(",", ":")).encode("ascii")
+    if len(body) > MAX_FRAME or not 0 <= descriptors <= MAX_FDS:
+        raise FrameError("the message is too long for a frame")
+    return _HEADER.pack(len(body), descriptors) + body
+
+
+class FrameReader:
+    """Bytes of a stream in, messages out. Keeps at most one frame."""
+
+    def __init__(self, limit: int = MAX_FRAME) -> None:
+        self._limit = limit
+        self._kept = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+        """Messages that are complete now, each with the number of its descriptors. Raises FrameError, for good."""
+        self._kept += data
+        while len(self._kept) >= _HEADER.size:
+            length, descriptors = _HEADER.unpack_from(self._kept)
+            if length > self._limit or descriptors > MAX_FDS:
+                raise FrameError("a frame is longer than allowed")
+            end = _HEADER.size + length
+            if len(self._kept) < end:
+                return
+            body = bytes(self._kept[_HEADER.size : end])
+            del self._kept[:end]
+            yield _message(body), descriptors
+
+
+def _message(body: bytes) -> dict[str, Any]:
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError):
+        raise FrameError("a frame does not hold JSON") from None
+    if not isinstance(message, dict):
+        raise FrameError("a frame does not hold an object")
+    return message
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +95,16 @@ class LogEntry:
     end: bool = False
     bytes_sent: int = 0
     bytes_received: int = 0
+
+
+def entry_to_json(entry: LogEntry) -> dict[str, Any]:
+    """The whole entry; `entry_from_json` turns it back."""
+    return asdict(entry)
+
+
+def entry_from_json(data: Mapping[str, Any]) -> LogEntry:
+    """Raises TypeError for what `entry_to_json` has not written."""
+    return LogEntry(**data)
 
 
 def policy_to_json(policy: NetworkPolicy) -> dict[str, Any]:

@@ -24,6 +24,26 @@ DNS_PORT: Final = 5300
 MAX_RULES: Final = 2000
 
 
+@dataclass(frozen=True, slots=True)
+class GuestNetwork:
+    """Addresses of the guest's only network card, with the length of their prefixes, and who is at its other end."""
+
+    ip4: str
+    gateway4: str
+    ip6: str
+    gateway6: str
+    resolver: str
+
+
+GUEST_NETWORK: Final = GuestNetwork(
+    ip4=f"{GUEST_IP4}/{PREFIX_IP4}",
+    gateway4=GATEWAY_IP4,
+    ip6=f"{GUEST_IP6}/{PREFIX_IP6}",
+    gateway6=GATEWAY_IP6,
+    resolver=GATEWAY_IP4,
+)
+
+
 class NetworkMode(StrEnum):
     NONE = "none"  # nothing, names included
     ALLOW_LIST = "allow-list"  # what a rule allows

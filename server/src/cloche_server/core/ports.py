@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
-from cloche_server.core.records import Isolation, ProcessRef, Shape
+from cloche_server.core.network import NetworkPolicy, SecretGrant
+from cloche_server.core.probes import Probe
+from cloche_server.core.records import Isolation, ProcessRef, Sandbox, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +132,16 @@ class Machine(Protocol):
         layer) seals the disk layer it has written to so far; then awaits `recorded`. With `goes_on` it goes on if it
         ran before. Raises `sandbox.capture_failed`; the machine is then as it was before."""
 
-    async def active_layer(self) -> Path:
-        """The file its disk writes to now."""
+    async def active_layer(self) -> str:
+        """The id of the layer its disk writes to now."""
 
     async def wait_exit(self) -> MachineExit: ...
     async def kill(self) -> None:
         """Ends the process at once and waits until it is gone."""
+
+    def probe(self, disk: Path, memory: Path) -> Sequence[Probe]:
+        """Tries the wall around its process from the host's side. `disk`: the layer it writes to, `memory`: the file on
+        the host that it has mapped. Blocking."""
 
     async def tend(self) -> None:
         """House-keeping every few seconds: bounds the console log, goes on after a full disk."""
@@ -144,8 +150,62 @@ class Machine(Protocol):
         """Lets go of the process, which runs on."""
 
 
+class Card(Protocol):
+    """An open tap device. `fd`: what a VMM inherits."""
+
+    @property
+    def fd(self) -> int: ...
+    def close(self) -> None: ...
+
+
+class Network(Protocol):
+    """The slots of machines, and what carries their traffic. Without a network of its own a host has cards that lead
+    nowhere, and every policy is kept by itself."""
+
+    @property
+    def enabled(self) -> bool: ...
+    async def open(self, machine_id: str) -> Card | None:
+        """A slot for a machine, in place of one it may have, and its card. Nothing that it sends is carried yet. Raises
+        `network.unavailable`."""
+
+    async def admit(
+        self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
+    ) -> None:
+        """From now on what its policy allows is carried. Raises `network.unavailable`."""
+
+    async def change(self, machine_id: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]) -> int:
+        """Another policy for a machine; returns how many connections it has cut. Raises `network.unavailable`."""
+
+    async def close(self, machine_id: str) -> None:
+        """Ends its connections and removes its slot. Idempotent."""
+
+    async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
+        """Secrets of a workspace by name, and its authority (`certificate`, `key`), in place of those before. Raises
+        `network.unavailable`."""
+
+    async def inquire(self, op: str, machine_id: str, **fields: Any) -> Mapping[str, Any]:
+        """`log`, `explain`, `learned` or `stats` of `docs/network.md`. Raises `network.unavailable`."""
+
+    async def adopt(
+        self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
+    ) -> None:
+        """As `admit`, for a machine of an earlier server; one without a slot stays without. Raises
+        `network.unavailable`."""
+
+    async def take_stock(self, living: Collection[str]) -> int:
+        """At a start: removes every slot that is of none of these machines; returns how many."""
+
+
+class Trust(Protocol):
+    """Whom a sandbox trusts with its HTTPS, and with what."""
+
+    async def ready(self, record: Sandbox) -> str | None:
+        """See `app/broker.py`."""
+
+
 class Engine(Protocol):
-    """Runs machines. Every method leaves nothing behind when it raises."""
+    """Runs machines. Every method leaves nothing behind when it raises. `nic`: descriptor of a tap device that the
+    machine inherits; None: its card leads nowhere."""
 
     @property
     def isolation(self) -> Isolation: ...
@@ -154,13 +214,28 @@ class Engine(Protocol):
         """Two templates may share machines only when this is equal: VMM version, acceleration, CPU model."""
 
     async def launch(
-        self, machine_id: str, directory: Path, template: BakedTemplate, disk: Path, state: SavedState | None = None
+        self,
+        machine_id: str,
+        directory: Path,
+        template: BakedTemplate,
+        disk: Path,
+        state: SavedState | None = None,
+        *,
+        nic: int | None = None,
     ) -> Machine:
         """Starts a process on the layer `disk` that waits for `Machine.restore`, of its template or of `state`.
         Raises `sandbox.boot_failed`, `template.corrupt`."""
 
     async def boot(
-        self, machine_id: str, directory: Path, files: BootFiles, shape: Shape, memory: Path, disk: Path
+        self,
+        machine_id: str,
+        directory: Path,
+        files: BootFiles,
+        shape: Shape,
+        memory: Path,
+        disk: Path,
+        *,
+        nic: int | None = None,
     ) -> Machine:
         """Boots the layer `disk` cold; `memory` is a file of zeros that is mapped privately."""
 
@@ -169,6 +244,9 @@ class Engine(Protocol):
 
     def find(self, root: Path) -> dict[str, ProcessRef]:
         """Every VMM process whose directory is below `root`, by machine id: the truth about orphans."""
+
+    def clear_up(self, living: Collection[str]) -> None:
+        """At a start: removes what machines have left that are none of these. Blocking."""
 
     async def bake(
         self,
@@ -179,6 +257,8 @@ class Engine(Protocol):
         work: Path,
         prepare: Callable[[Path], Awaitable[None]],
         progress: Callable[[str], None],
+        *,
+        nic: int | None = None,
     ) -> None:
         """Boots cold in `work`, runs `prepare(agent_socket)`, and writes `mem`, `dev`, `disk.qcow2` and
         `overlay.qcow2` into `directory`, which will become `templates/<template_id>`."""

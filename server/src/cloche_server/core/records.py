@@ -8,6 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from cloche_server.core.lifecycle import Status
+from cloche_server.core.network import NetworkPolicy, SecretGrant
+from cloche_server.core.scopes import Scope
 from cloche_server.core.walls import Walls, moved
 
 #: Metadata keys with this prefix are write-only: they never come back in an answer.
@@ -85,6 +87,8 @@ class Isolation:
     boundary: str = "microvm"
     vmm: str = "qemu"
     accel: str = "tcg"
+    #: Its process has a user id, namespaces and a root of its own, and no privileges.
+    jailed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,13 @@ class Sandbox:
     cpu_origin: float = 0.0
     #: The budget that its usage counts against.
     account_id: str | None = None
+    network: NetworkPolicy = field(default_factory=NetworkPolicy)
+    grants: tuple[SecretGrant, ...] = ()
+
+    @property
+    def is_read(self) -> bool:
+        """Whether HTTPS of it may be read on the host, so that programs in it must trust its workspace's authority."""
+        return bool(self.grants) or any(rule.reads_http for rule in self.network.rules)
 
     @property
     def deadline(self) -> float | None:
@@ -173,10 +184,17 @@ def with_status(record: Sandbox, status: Status, now: float, **changes: Any) -> 
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """An API token without its secret."""
+    """An API token without its secret. `sandbox_id`: the only sandbox that exists for it."""
 
     prefix: str
     name: str
     workspace: str
     created_at: float
     revoked_at: float | None = None
+    scope: Scope = Scope.ADMIN
+    sandbox_id: str | None = None
+    expires_at: float | None = None
+
+    def ended(self, now: float) -> bool:
+        """Whether it opens nothing any more."""
+        return self.revoked_at is not None or (self.expires_at is not None and self.expires_at <= now)

@@ -6,6 +6,7 @@ import base64
 import re
 import time
 from collections.abc import Awaitable, Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from ..core.errors import ClocheError
@@ -78,12 +79,16 @@ class GuestClient(FileCalls):
             body["hostname"] = request.hostname
         if request.machine_id is not None:
             body["machine_id"] = request.machine_id
+        if request.ca_pem is not None:
+            body["ca_pem"] = request.ca_pem
         if request.grow_disk:
             body["grow_disk"] = True
         if request.warm:
             body["warm"] = True
         if request.thaw:
             body["thaw"] = True
+        if request.network is not None:
+            body["network"] = asdict(request.network)
         if request.time_now:
             await self._caller.connect(min(timeout, self._caller.connect_timeout))
             body["time_ns"] = time.time_ns()

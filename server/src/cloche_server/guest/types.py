@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from ..core.network import GuestNetwork
 from .frames import Exit
 
 EntryType: TypeAlias = Literal["file", "dir", "symlink", "fifo", "socket", "block", "char", "unknown"]
@@ -41,8 +42,9 @@ class RenewRequest:
     """What a machine gets after a restore. None or false: leave as it is.
 
     `entropy`: 32 to 512 bytes. `time_ns`: Unix time; `time_now` instead takes the host's clock at the
-    moment the request goes out, when a reconnect may have taken a while. `thaw`: as the last step, as
-    `GuestClient.thaw` with `keep`.
+    moment the request goes out, when a reconnect may have taken a while. `network`: sets the card up if it is not, and
+    ends all TCP connections with other machines. `ca_pem`: certificate of an authority that programs in the guest are
+    to trust. `thaw`: as the last step, as `GuestClient.thaw` with `keep`.
     """
 
     entropy: bytes | None = None
@@ -50,9 +52,11 @@ class RenewRequest:
     time_now: bool = False
     hostname: str | None = None
     machine_id: str | None = None
+    ca_pem: str | None = None
     grow_disk: bool = False
     warm: bool = False
     thaw: bool = False
+    network: GuestNetwork | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,30 +1,231 @@
-"""Which cgroup version holds the controllers on this machine."""
+"""What a machine may use of this host, kept by the kernel: a control group each, in version 1 or 2.
+
+All groups of a data directory lie below `cloche/<block>`, of version 1 in each hierarchy. A controller that a host does
+not have limits nothing, and that is said (`probe`), never an error: a machine is not refused for it.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-WANTED = ("cpu", "memory", "pids")
+WANTED: Final = ("cpu", "memory", "pids")
+#: Of version 1 and of version 2, where limits on a disk are; asked for only when there is such a limit.
+_DISK: Final = {1: "blkio", 2: "io"}
+FILE_SYSTEM: Final = Path("/sys/fs/cgroup")
+_PARENT: Final = "cloche"
+_PERIOD_US: Final = 100_000
+#: Weight of all machines together against everything else on the host, in ordinary processes.
+_ALL_TOGETHER: Final = 8
+_REMOVE_TRIES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupFacts:
-    """`version` 2, 1, or 0 when neither has the wanted controllers; `missing` are those that nobody has."""
+    """`version` 2, 1, or 0 when neither has the wanted controllers; `missing` are those that nobody has. `roots`: where
+    each controller's hierarchy is."""
 
     version: int
     controllers: tuple[str, ...]
     missing: tuple[str, ...]
+    roots: Mapping[str, Path]
 
 
-def probe() -> CgroupFacts:
-    root = Path("/sys/fs/cgroup")
-    try:
-        unified = tuple((root / "cgroup.controllers").read_text("ascii").split())
-    except OSError:
-        unified = ()
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """`cpus`: of processors, with fractions; `weight`: against other machines, 1 is usual. `disk_bps`: bytes per second
+    that are read, and written, on the disk `device` (`major:minor`); 0: no limit."""
+
+    cpus: float
+    weight: int
+    memory_bytes: int
+    pids: int
+    disk_bps: int = 0
+    device: str = ""
+
+
+def probe(root: Path = FILE_SYSTEM) -> CgroupFacts:
+    """Which version holds the controllers here. One with some of them is taken when none has all."""
+    unified = _controllers(root)
     if all(name in unified for name in WANTED):
-        return CgroupFacts(2, unified, ())
-    legacy = tuple(name for name in WANTED if (root / name / "tasks").exists())
+        return CgroupFacts(2, unified, (), dict.fromkeys((*WANTED, "io"), root))
+    legacy = tuple(name for name in (*WANTED, _DISK[1]) if (root / name / "cgroup.procs").exists())
     missing = tuple(name for name in WANTED if name not in legacy)
-    return CgroupFacts(1 if legacy else 0, legacy, missing)
+    if not legacy and unified:
+        found = tuple(name for name in (*WANTED, "io") if name in unified)
+        missing = tuple(name for name in WANTED if name not in unified)
+        return CgroupFacts(2 if found else 0, unified, missing, dict.fromkeys(found, root))
+    return CgroupFacts(1 if legacy else 0, legacy, missing, {name: root / name for name in legacy})
+
+
+def _controllers(root: Path) -> tuple[str, ...]:
+    try:
+        return tuple((root / "cgroup.controllers").read_text("ascii").split())
+    except OSError:
+        return ()
+
+
+def values(version: int, limits: Limits) -> dict[str, list[tuple[str, str]]]:
+    """File names and what is written into them, by controller, in the order in which it has to be done."""
+    quota = str(max(1000, round(limits.cpus * _PERIOD_US)))
+    memory, disk, device = str(limits.memory_bytes), limits.disk_bps, limits.device
+    if version == 2:
+        return {
+            "cpu": [("cpu.max", f"{quota} {_PERIOD_US}"), ("cpu.weight", str(min(10000, 100 * limits.weight)))],
+            "memory": [("memory.max", memory), ("memory.swap.max", memory), ("memory.oom.group", "1")],
+            "pids": [("pids.max", str(limits.pids))],
+            "io": [("io.max", f"{device} rbps={disk} wbps={disk}")] if disk else [],
+        }
+    return {
+        "cpu": [
+            ("cpu.cfs_period_us", str(_PERIOD_US)),
+            ("cpu.cfs_quota_us", quota),
+            ("cpu.shares", str(min(262144, 1024 * limits.weight))),
+        ],
+        "memory": [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes", memory)],
+        "pids": [("pids.max", str(limits.pids))],
+        "blkio": [(f"blkio.throttle.{way}_bps_device", f"{device} {disk}") for way in ("read", "write")]
+        if disk
+        else [],
+    }
+
+
+def device_of(path: Path) -> str:
+    """The disk that a path lies on, as limits name it; empty when it is none that can be limited."""
+    number = path.stat().st_dev
+    whole = Path(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if not whole.exists():
+        return ""
+    if (whole / "partition").exists():  # limits are for disks
+        return (whole.resolve().parent / "dev").read_text().strip()
+    return f"{os.major(number)}:{os.minor(number)}"
+
+
+class Groups:
+    """The groups of one data directory. All methods block for moments, and may be called on several threads."""
+
+    def __init__(self, facts: CgroupFacts, block: str) -> None:
+        self.facts = facts
+        self._block = block
+        self._prepared = False
+
+    def _folders(self, machine: str) -> dict[str, Path]:
+        """The directory of a machine by controller; of version 2 the same for all."""
+        name = machine.lstrip(".")
+        return {one: root / _PARENT / self._block / name for one, root in self.facts.roots.items()}
+
+    def make(self, machine: str, limits: Limits) -> tuple[list[int], list[str]]:
+        """Makes the groups of a machine. Descriptors of the files through which a process joins them, which are the
+        caller's to close, and what could not be limited."""
+        if not self._prepared:
+            self._prepare()
+        fds: list[int] = []
+        failures: list[str] = []
+        wanted = values(self.facts.version, limits)
+        folders = self._folders(machine)
+        for controller, folder in folders.items():
+            try:
+                folder.mkdir(exist_ok=True)
+                for name, value in wanted.get(controller, []):
+                    _write(folder / name, value, failures)
+            except OSError as error:
+                failures.append(f"{controller}: {error.strerror}")
+        for folder in dict.fromkeys(folders.values()):
+            with contextlib.suppress(OSError):
+                fds.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
+        return fds, failures
+
+    def _prepare(self) -> None:
+        for controller, root in self.facts.roots.items():
+            parts = (root / _PARENT, root / _PARENT / self._block)
+            with contextlib.suppress(OSError):
+                if self.facts.version == 2:
+                    _write(root / "cgroup.subtree_control", f"+{controller}", [])
+                for part in parts:
+                    part.mkdir(exist_ok=True)
+                    if self.facts.version == 2:
+                        _write(part / "cgroup.subtree_control", f"+{controller}", [])
+            if controller == "cpu":
+                name, value = ("cpu.weight", 100) if self.facts.version == 2 else ("cpu.shares", 1024)
+                for part in parts:
+                    _write(part / name, str(value * _ALL_TOGETHER), [])
+        self._prepared = True
+
+    def remove(self, machine: str) -> bool:
+        """Removes the groups of a machine that has ended. False when a process is still in one."""
+        removed = [_remove(folder) for folder in dict.fromkeys(self._folders(machine).values())]
+        return all(removed)
+
+    def machines(self) -> set[str]:
+        """The names of all groups there are."""
+        found = set()
+        for root in set(self.facts.roots.values()):
+            parent = root / _PARENT / self._block
+            with contextlib.suppress(OSError):
+                found |= {one.name for one in parent.iterdir() if one.is_dir()}
+        return found
+
+    def sweep(self, living: Iterable[str]) -> list[str]:
+        """Removes the groups of all but these machines; returns the names of those that resist."""
+        keep = {name.lstrip(".") for name in living}
+        return [name for name in self.machines() - keep if not self.remove(name)]
+
+    def remove_all(self) -> None:
+        """Removes the groups of all machines, which have ended, and what was above them for this data directory."""
+        self.sweep(())
+        for root in set(self.facts.roots.values()):
+            with contextlib.suppress(OSError):
+                (root / _PARENT / self._block).rmdir()
+        self._prepared = False
+
+    def held(self, machine: str, pid: int) -> dict[str, str]:
+        """What really limits a process, by controller: the limit as the kernel tells it. Controllers whose group the
+        process is not in are left out."""
+        names = {1: _SHOWN_1, 2: _SHOWN_2}.get(self.facts.version, {})
+        found: dict[str, str] = {}
+        for controller, folder in self._folders(machine).items():
+            with contextlib.suppress(OSError, KeyError):
+                if str(pid) in (folder / "cgroup.procs").read_text().split():
+                    found[controller] = (folder / names[controller]).read_text().strip()
+        return found
+
+
+_SHOWN_1: Final = {"cpu": "cpu.cfs_quota_us", "memory": "memory.limit_in_bytes", "pids": "pids.max"}
+_SHOWN_2: Final = {"cpu": "cpu.max", "memory": "memory.max", "pids": "pids.max"}
+
+
+def _write(path: Path, value: str, failures: list[str]) -> None:
+    """A file that is not there is one that this kernel was built without."""
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        failures.append(f"{path.name}: {error.strerror}")
+        return
+    try:
+        os.write(fd, value.encode())
+    except OSError as error:
+        failures.append(f"{path.name}: {error.strerror}")
+    finally:
+        os.close(fd)
+
+
+def _remove(folder: Path) -> bool:
+    for attempt in range(_REMOVE_TRIES):
+        try:
+            folder.rmdir()
+            return True
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                return False
+        time.sleep(0.005 * (attempt + 1))  # the kernel lets go of a process a moment after it has ended
+    return False

@@ -270,6 +270,21 @@ def _cannot_start(program: str, error: OSError) -> ClocheError:
     return ClocheError("internal", f"`{program}` could not be started: {error.strerror}")
 
 
+def feed(argv: list[str], text: str) -> None:
+    """Runs a program that reads commands and ends, on this very thread: in whose network namespace it then is. Blocks.
+    Raises `host.unsupported`, `internal`."""
+    try:
+        done = subprocess.run(  # noqa: S603 - argv lists only, no shell
+            argv, input=text.encode(), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, timeout=30, check=False
+        )
+    except OSError as error:
+        raise _cannot_start(argv[0], error) from error
+    except subprocess.TimeoutExpired:
+        raise ClocheError("internal", f"`{argv[0]}` took longer than 30 s") from None
+    if done.returncode != 0:
+        raise _failure(argv, Completed(b"", done.stderr, done.returncode), "internal", _describe(done.returncode))
+
+
 # ------------------------------------------------------------------ processes that outlive us
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Final
 
 from cloche_server.core.ports import Pages
-from cloche_server.host import files
+from cloche_server.host import files, overlay
 from cloche_server.host.pages import PAGE
 from cloche_server.host.process import run
+from cloche_server.storage.qcow2 import read_front
 
 _CHUNK: Final = 1 << 20
 _ZEROS: Final = bytes(_CHUNK)
@@ -34,6 +35,14 @@ async def flatten_disk(top: Path, image: Path, target: Path, size: int) -> None:
     below = _seen_from(target, image)
     # Not unsafe: it reads what differs from the image, and only that.
     await run(["qemu-img", "rebase", "-q", "-f", "qcow2", "-F", "raw", "-b", below, target], timeout=_TIMEOUT)
+
+
+def judge_layers(top: Path) -> None:
+    """A machine has written to its layers, and `qemu-img` follows what they name, as root. Blocking. Raises OSError,
+    and ValueError for a layer that names what it must not."""
+    for path in overlay.chain(top):
+        if path.parent == top.parent:
+            read_front(path)
 
 
 async def empty_overlay(target: Path, backing: str, size: int) -> None:

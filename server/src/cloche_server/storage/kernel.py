@@ -24,7 +24,7 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.host import files
 from cloche_server.host.process import run
 
-LAYOUT: Final = 1
+LAYOUT: Final = 2
 """Raised when what is kept of a kernel changes, so that older directories are fetched anew."""
 
 MODULES: Final = (
@@ -36,6 +36,8 @@ MODULES: Final = (
     "virtio_balloon",
     "overlay",
     "ext4",
+    # Lets the agent end the connections of a machine that goes on elsewhere.
+    "tcp_diag",
 )
 """What a guest cannot do without, each a module or built in. Dependencies are added by themselves."""
 

@@ -11,45 +11,17 @@ from __future__ import annotations
 import struct
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ports import BakedTemplate
 from cloche_server.host import files
+from cloche_server.host.overlay import HEADER, NAME_MAX, read_header, record_below, recorded_below
+
+__all__ = ["SUFFIX", "Layers", "make_overlay", "read_header", "zero_memory"]
 
 SUFFIX: Final = ".qcow2"
-_MAGIC: Final = b"QFI\xfb"
-#: Magic, version, offset and length of the backing name, cluster bits, size, encryption, entries of the L1 table.
-_HEADER: Final = struct.Struct(">4sIQIIQII")
-_NAME_MAX: Final = 1023
-
-
-@dataclass(frozen=True, slots=True)
-class Header:
-    """What the front of a qcow2 file says. `backing`: the name of the file below, as written; `size` in bytes."""
-
-    backing: str
-    size: int
-    cluster_bits: int
-    name_offset: int
-
-
-def read_header(path: Path) -> Header:
-    """Raises OSError, or ValueError for what is not a qcow2 file over another one."""
-    with path.open("rb") as file:
-        raw = file.read(_HEADER.size)
-        if len(raw) < _HEADER.size:
-            raise ValueError("too short")
-        magic, _, offset, length, bits, size, _, _ = _HEADER.unpack(raw)
-        if magic != _MAGIC or not 9 <= bits <= 21 or not 0 < length <= _NAME_MAX or not 0 < offset < 1 << bits:
-            raise ValueError("not a qcow2 overlay")
-        file.seek(offset)
-        name = file.read(length)
-    if len(name) != length:
-        raise ValueError("cut short")
-    return Header(name.decode("utf-8"), size, bits, offset)
 
 
 def make_overlay(empty: Path, target: Path, backing: str, size: int) -> None:
@@ -58,7 +30,7 @@ def make_overlay(empty: Path, target: Path, backing: str, size: int) -> None:
     header = read_header(empty)
     cluster = 1 << header.cluster_bits
     name = backing.encode()
-    if header.name_offset + len(name) > cluster or len(name) > _NAME_MAX:
+    if header.name_offset + len(name) > cluster or len(name) > NAME_MAX:
         raise ValueError("the name of the file below is too long")
     entries = -(-size // (cluster * (cluster // 8)))
     if entries * 8 > cluster:
@@ -66,14 +38,15 @@ def make_overlay(empty: Path, target: Path, backing: str, size: int) -> None:
     files.copy_sparse(empty, target)
     target.chmod(0o600)
     with target.open("r+b") as file:
-        front = bytearray(file.read(_HEADER.size))
+        front = bytearray(file.read(HEADER.size))
         struct.pack_into(">I", front, 16, len(name))
         struct.pack_into(">Q", front, 24, size)
         struct.pack_into(">I", front, 36, entries)
         file.seek(0)
         file.write(front)
         file.seek(header.name_offset)
-        file.write(name.ljust(min(_NAME_MAX, cluster - header.name_offset), b"\0"))
+        file.write(name.ljust(min(NAME_MAX, cluster - header.name_offset), b"\0"))
+    record_below(target, backing)
 
 
 def zero_memory(data: Path, memory_mb: int) -> Path:
@@ -137,6 +110,7 @@ class Layers:
         moved: list[Path] = []
         try:
             for name, path in reversed(staged):
+                record_below(path, read_header(path).backing)
                 path.rename(self.path(name))
                 moved.append(self.path(name))
             files.fsync_dir(self.root)
@@ -259,7 +233,10 @@ class Layers:
         for path in self.root.glob("*" + SUFFIX):
             name, backing = path.name.removesuffix(SUFFIX), ""
             try:
-                backing = read_header(path).backing
+                recorded = recorded_below(path)
+                backing = recorded or read_header(path).backing
+                if recorded is None:  # of a server that did not write it down
+                    record_below(path, backing)
             except (OSError, ValueError):
                 unreadable.add(name)
             parents[name] = backing.removesuffix(SUFFIX) if "/" not in backing and backing else None

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.network import GATEWAY_IP4
 from cloche_server.host import files
 from cloche_server.host.process import run
 from cloche_server.storage.recipe import Recipe
@@ -288,7 +289,7 @@ def _configure(tree: Path, source: Source) -> None:
         "hostname": f"{HOSTNAME}\n",
         "machine-id": "",
         "fstab": "/dev/vda / ext4 defaults 0 1\n",
-        "resolv.conf": "",
+        "resolv.conf": f"nameserver {GATEWAY_IP4}\n",
         "apt/sources.list": "".join(f"{line}\n" for line in sources),
         # A sandbox is one program's own machine: `pip install` may do there what it does in a container.
         "pip.conf": "[global]\nbreak-system-packages = true\nroot-user-action = ignore\n",

@@ -10,6 +10,8 @@ from typing import Any
 from cloche_server.core.budgets import Account
 from cloche_server.core.happenings import Happening
 from cloche_server.core.lifecycle import Status
+from cloche_server.core.netctl import grant_from_json, grant_to_json, policy_from_json, policy_to_json
+from cloche_server.core.network import NetworkMode, NetworkPolicy
 from cloche_server.core.records import (
     BootMode,
     ExecDefaults,
@@ -71,6 +73,8 @@ def to_row(sandbox: Sandbox) -> dict[str, Any]:
         "max_lifetime_seconds": sandbox.max_lifetime_seconds,
         "ends_at": sandbox.ends_at,
         "account_id": sandbox.account_id,
+        "network": json.dumps(policy_to_json(sandbox.network)),
+        "grants": json.dumps([grant_to_json(grant) for grant in sandbox.grants]),
     }
 
 
@@ -118,6 +122,9 @@ def from_row(row: Row) -> Sandbox:
         max_lifetime_seconds=row["max_lifetime_seconds"],
         ends_at=row["ends_at"],
         account_id=row["account_id"],
+        # A sandbox of a server that knew no network has no card.
+        network=policy_from_json(json.loads(row["network"])) if row["network"] else NetworkPolicy(NetworkMode.NONE),
+        grants=tuple(grant_from_json(grant) for grant in json.loads(row["grants"])),
     )
 
 

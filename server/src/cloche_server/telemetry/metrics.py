@@ -38,6 +38,7 @@ events = Counter("cloche_events_total", "Events written to the journal", ["type"
 webhook_deliveries = Counter(
     "cloche_webhook_deliveries_total", "Attempts to deliver an event, by outcome", ["outcome"], registry=REGISTRY
 )
+audit_lost = Counter("cloche_audit_lost_total", "Entries that the audit log had no room for", registry=REGISTRY)
 
 
 def render() -> bytes:

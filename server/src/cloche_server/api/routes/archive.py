@@ -18,9 +18,9 @@ from cloche_server.api.docs import answers, header, json_body
 from cloche_server.api.respond import ClientGone, json_response, read_model, wait_gone, while_connected
 from cloche_server.api.routes.snapshots import SnapshotId, shown
 from cloche_server.api.routes.templates import default_shape
-from cloche_server.api.wire import TemplateAnswer
 from cloche_server.api.wire_archive import PromoteSnapshotBody
 from cloche_server.api.wire_lineage import SnapshotAnswer
+from cloche_server.api.wire_service import TemplateAnswer
 from cloche_server.app.export import Export
 from cloche_server.core.errors import ClocheError
 

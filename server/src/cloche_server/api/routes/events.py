@@ -8,10 +8,11 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
-from cloche_server.api.context import FlagQuery, SandboxId, ServicesDep, Workspace, flag
+from cloche_server.api.context import FlagQuery, OnlySandbox, SandboxId, ServicesDep, Workspace, flag
 from cloche_server.api.docs import answers, header, sse
 from cloche_server.api.errors import error_body
 from cloche_server.api.respond import json_response
+from cloche_server.api.scopes import narrowed
 from cloche_server.api.sse import SseEvent, SseResponse
 from cloche_server.api.wire import ErrorAnswer
 from cloche_server.api.wire_events import TYPES, EventAnswer, EventList, MissingAnswer, StreamEnd
@@ -91,6 +92,7 @@ async def of_workspace(
     request: Request,
     services: ServicesDep,
     workspace: Workspace,
+    only: OnlySandbox,
     tail: Tail = 50,
     follow: Follow = None,
     types: Types = None,
@@ -100,6 +102,7 @@ async def of_workspace(
 ) -> Response:
     """Of this workspace. A stream goes on until one side hangs up, or with `sandbox_id` until that one is deleted; the
     id of the last event leads back to its place."""
+    sandbox_id, workspace = narrowed(only, sandbox_id, workspace)
     if sandbox_id is not None:
         await services.events.check(workspace, sandbox_id)
     question = Question(workspace, sandbox_id, _types(types))

@@ -37,8 +37,6 @@ from cloche_server.settings import Settings
 
 router = APIRouter(tags=["exec"])
 
-#: Base64 of the largest input, and room for the rest.
-BODY_LIMIT = 16 * 1024 * 1024
 #: These clients give up after 30 s without a byte, and can't be told to wait; white space keeps them.
 KEEPALIVE_AGENTS = ("pandastack-py/",)
 
@@ -101,7 +99,7 @@ def _command(body: ExecBody, settings: Settings) -> Command:
 async def run(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
     """Non-zero exit codes are 200. A timeout is 504 with the partial output in `details`; a client that hangs up
     cancels its command unless `detach`."""
-    body = await read_model(request, ExecBody, BODY_LIMIT)
+    body = await read_model(request, ExecBody, services.settings.max_exec_body_mb * 1024 * 1024)
     command = _command(body, services.settings)
     headers = {"X-Exec-Id": command.exec_id}
     if body.background:
@@ -122,7 +120,7 @@ async def run(sandbox_id: SandboxId, request: Request, services: ServicesDep, wo
     summary="Run a command and stream its output",
 )
 async def stream(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
-    body = await read_model(request, ExecBody, BODY_LIMIT)
+    body = await read_model(request, ExecBody, services.settings.max_exec_body_mb * 1024 * 1024)
     command = _command(body, services.settings)
     running = await while_connected(request, services.execs.stream(workspace, sandbox_id, command), killed)
     return _sse(request, services.stopping, running, command.encoding, command.exec_id, command.timeout)

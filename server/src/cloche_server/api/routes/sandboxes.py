@@ -10,10 +10,11 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from cloche_server.api import present
-from cloche_server.api.context import FlagQuery, SandboxId, ServicesDep, Workspace, flag
+from cloche_server.api.context import FlagQuery, OnlySandbox, SandboxId, ServicesDep, Workspace, flag
 from cloche_server.api.docs import answers, header, json_body, sse
 from cloche_server.api.errors import error_body
 from cloche_server.api.respond import json_response, parse_model, read_body, read_model, while_connected
+from cloche_server.api.routes.network import grants_of, policy_of
 from cloche_server.api.routes.usage import budget_of
 from cloche_server.api.sse import SseEvent, SseResponse
 from cloche_server.api.wire import (
@@ -112,6 +113,8 @@ def _create_request(body: CreateBody, workspace: str, settings: Settings) -> Cre
         idle_action=IdleAction(body.idle_action),
         max_lifetime_seconds=body.max_lifetime_seconds,
         budget=budget_of(body.budget),
+        network=policy_of(body.network),
+        grants=grants_of(body.secrets),
     )
 
 
@@ -165,7 +168,7 @@ async def create(
     idempotency_key: Annotated[str | None, Header(description="Same key, same sandbox, for a day.")] = None,
 ) -> Response:
     """Answers when the sandbox runs commands. 503 and 507: nothing was made. A hang-up undoes the create."""
-    raw = await read_body(request, 1024 * 1024)
+    raw = await read_body(request)
     body = parse_model(raw, CreateBody)
     if_exists = IfExists(body.if_exists)
     wanted = _create_request(body, workspace, services.settings)
@@ -189,6 +192,7 @@ async def list_sandboxes(
     request: Request,
     services: ServicesDep,
     workspace: Workspace,
+    only: OnlySandbox,
     status: Annotated[
         Literal[
             "creating",
@@ -215,7 +219,7 @@ async def list_sandboxes(
         for key, value in request.query_params.multi_items()
         if key.startswith("metadata.")
     }
-    records = services.access.list(workspace)
+    records = [one for one in services.access.list(workspace) if only in (None, one.id)]
     if after is not None:
         ids = [record.id for record in records]
         if after not in ids:

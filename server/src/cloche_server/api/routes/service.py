@@ -8,8 +8,9 @@ from starlette.responses import Response
 from cloche_server import __version__
 from cloche_server.api.context import ServicesDep, token_of
 from cloche_server.api.docs import answers
+from cloche_server.api.present import rfc3339, without_none
 from cloche_server.api.respond import json_response
-from cloche_server.api.wire import HealthAnswer, MeAnswer, VersionAnswer
+from cloche_server.api.wire_service import HealthAnswer, MeAnswer, VersionAnswer
 from cloche_server.telemetry import metrics
 
 public = APIRouter(tags=["service"])
@@ -57,12 +58,17 @@ async def prometheus() -> Response:
 async def me(request: Request) -> Response:
     token = token_of(request)
     return json_response(
-        {
-            "user_id": token.workspace,
-            "email": "",
-            "orgs": [],
-            "auth_method": "token",
-            "workspace": token.workspace,
-            "token_prefix": token.prefix,
-        }
+        without_none(
+            {
+                "user_id": token.workspace,
+                "email": "",
+                "orgs": [],
+                "auth_method": "token",
+                "workspace": token.workspace,
+                "token_prefix": token.prefix,
+                "scope": token.scope.value,
+                "sandbox_id": token.sandbox_id,
+                "expires_at": None if token.expires_at is None else rfc3339(token.expires_at),
+            }
+        )
     )

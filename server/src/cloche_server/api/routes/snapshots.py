@@ -10,9 +10,10 @@ from fastapi import APIRouter, Path, Query, Request
 from starlette.responses import Response
 
 from cloche_server.api import present
-from cloche_server.api.context import SandboxId, ServicesDep, Workspace
+from cloche_server.api.context import OnlySandbox, SandboxId, ServicesDep, Workspace
 from cloche_server.api.docs import answers, json_body
 from cloche_server.api.respond import json_response, read_model
+from cloche_server.api.scopes import NOWHERE, narrowed
 from cloche_server.api.wire import SandboxAnswer
 from cloche_server.api.wire_lineage import (
     LineageAnswer,
@@ -59,12 +60,17 @@ async def take(sandbox_id: SandboxId, request: Request, services: ServicesDep, w
     openapi_extra=json_body(RestoreBody),
     summary="Take a sandbox back to a snapshot, in place",
 )
-async def restore(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
+async def restore(
+    sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace, only: OnlySandbox
+) -> Response:
     """It keeps its id, name, labels and environment; memory, processes and disk are those of the snapshot, and what
     came after it is lost. Any snapshot of the workspace will do that has the same size. The TTL is counted anew. When
     it cannot be begun, the sandbox is as before."""
     body = await read_model(request, RestoreBody)
-    record = await services.restores.restore(workspace, sandbox_id, body.snapshot_id)
+    asked = body.snapshot_id
+    if only == sandbox_id and asked is not None and not services.snapshots.is_of(workspace, asked, sandbox_id):
+        services.snapshots.get(NOWHERE, asked)
+    record = await services.restores.restore(workspace, sandbox_id, asked)
     return json_response(present.sandbox(record))
 
 
@@ -72,9 +78,11 @@ async def restore(sandbox_id: SandboxId, request: Request, services: ServicesDep
 async def snapshots(
     services: ServicesDep,
     workspace: Workspace,
+    only: OnlySandbox,
     sandbox_id: Annotated[str | None, Query(description="Only those of this sandbox: its checkpoints.")] = None,
 ) -> Response:
-    return json_response({"snapshots": await shown(services, services.snapshots.list(workspace, sandbox_id))})
+    one, place = narrowed(only, sandbox_id, workspace)
+    return json_response({"snapshots": await shown(services, services.snapshots.list(place, one))})
 
 
 @router.get("/snapshots/{snapshot_id}", response_model=SnapshotAnswer, responses=answers(404), summary="Get a snapshot")

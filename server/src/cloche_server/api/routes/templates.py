@@ -9,7 +9,7 @@ from cloche_server.api import present
 from cloche_server.api.context import ServicesDep, Workspace
 from cloche_server.api.docs import answers
 from cloche_server.api.respond import json_response
-from cloche_server.api.wire import TemplateAnswer
+from cloche_server.api.wire_service import TemplateAnswer
 from cloche_server.app.services import Services
 
 router = APIRouter(tags=["templates"])

@@ -9,10 +9,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from cloche_server.api import present_usage
-from cloche_server.api.context import SandboxId, ServicesDep, Workspace
+from cloche_server.api.context import OnlySandbox, SandboxId, ServicesDep, Workspace
 from cloche_server.api.docs import answers, json_body
 from cloche_server.api.present import rfc3339, without_none
 from cloche_server.api.respond import json_response, read_model
+from cloche_server.api.scopes import narrowed
 from cloche_server.api.wire_usage import BudgetAnswer, BudgetBody, UsageAnswer, UsageSum
 from cloche_server.core.budgets import Budget
 from cloche_server.core.errors import ClocheError
@@ -58,6 +59,7 @@ def _moment(name: str, value: str | None) -> float | None:
 async def summed(
     services: ServicesDep,
     workspace: Workspace,
+    only: OnlySandbox,
     since: Annotated[
         str | None, Query(description="Only sandboxes that lived then or later.", json_schema_extra=_TIME)
     ] = None,
@@ -72,7 +74,8 @@ async def summed(
     if group_by is not None and group_by.startswith(SECRET_METADATA_PREFIX):
         raise ClocheError("request.invalid", "secret labels are never shown", details={"field": "group_by"})
     span = _moment("since", since), _moment("until", until)
-    found = await services.meters.sum(workspace, since=span[0], until=span[1], group_by=group_by, sandbox_id=sandbox_id)
+    one, place = narrowed(only, sandbox_id, workspace)
+    found = await services.meters.sum(place, since=span[0], until=span[1], group_by=group_by, sandbox_id=one)
     about = {
         "workspace": workspace,
         "at": rfc3339(services.clock.now()),

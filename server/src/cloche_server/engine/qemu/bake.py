@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,6 +30,7 @@ async def bake(
     work: Path,
     prepare: Callable[[Path], Awaitable[None]],
     progress: Callable[[str], None],
+    nic: int | None,
 ) -> None:
     """Writes `mem`, `dev`, `disk.qcow2` and `overlay.qcow2` into `directory`, which exists, is empty, and will
     be renamed to `templates/<template_id>`. `work` is an empty directory for the running machine.
@@ -42,7 +44,9 @@ async def bake(
     memory = directory / "mem"
     await asyncio.to_thread(_make_sparse, memory, shape.memory_mb)
     try:
-        machine = await engine.start_cold("bake-" + template_id, work, boot, shape, memory, directory / "disk.qcow2")
+        machine = await engine.start_cold(
+            "bake-" + template_id, work, boot, shape, memory, directory / "disk.qcow2", nic=nic
+        )
     except ClocheError as error:
         if error.code != "sandbox.boot_failed":
             raise
@@ -54,7 +58,7 @@ async def bake(
         await _prepare(machine, prepare)
         progress("saving the machine")
         await machine.command("stop")
-        await machine.save_device_state(directory / "dev", last=True)
+        await _save_device_state(machine, directory / "dev")
         await machine.command("quit")
         await machine.wait_exit()
     except (QmpError, QmpLost) as error:
@@ -65,8 +69,18 @@ async def bake(
         if not machine.ended:
             await asyncio.shield(machine.kill())
         machine.release()
+        await asyncio.to_thread(os.chown, memory, 0, 0)  # it was the machine's while that wrote to it
     base = f"../../templates/{template_id}/disk.qcow2"
     await _make_overlay(directory / "overlay.qcow2", backing=base, backing_format="qcow2", size=size)
+
+
+async def _save_device_state(machine: QemuMachine, path: Path) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        async with machine.lent(fd) as name:
+            await machine.save_device_state(name, last=True)
+    finally:
+        os.close(fd)
 
 
 async def _prepare(machine: QemuMachine, prepare: Callable[[Path], Awaitable[None]]) -> None:

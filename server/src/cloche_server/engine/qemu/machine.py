@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ports import Captured, MachineCondition, MachineExit, Pages, Reading
+from cloche_server.core.probes import Probe
 from cloche_server.core.records import ProcessRef
+from cloche_server.engine.qemu.argv import fd_name
 from cloche_server.engine.qemu.capture import capture
+from cloche_server.engine.qemu.launch import QemuConfig
+from cloche_server.engine.qemu.nodes import active_node
+from cloche_server.engine.qemu.probes import Suspect, probe_vmm
 from cloche_server.engine.qemu.qmp import QmpClient, QmpError, QmpLost
 from cloche_server.engine.qemu.qmp_codec import QmpEvent
 from cloche_server.host.pages import find_region, write_in
@@ -26,7 +30,8 @@ QMP_TIMEOUT: Final = 10.0
 RESTORE_TIMEOUT: Final = 60.0
 KILL_TIMEOUT: Final = 10.0
 LAST_EVENTS_TIMEOUT: Final = 0.5
-#: A guest can write to its console without end; the file is cut to nothing above this size.
+#: A guest can write to its console without end, and a QEMU that was taken over to its log; above this size a file is
+#: cut.
 CONSOLE_LIMIT: Final = 1024 * 1024
 CONSOLE_KEEP: Final = 64 * 1024
 
@@ -42,14 +47,17 @@ class QemuMachine:
         memory: Path,
         device_state: Path | None,
         pages: Pages | None = None,
+        config: QemuConfig | None = None,
     ) -> None:
-        """`memory`: the file it has mapped. `device_state` and `pages`: what `restore` loads."""
+        """`memory`: the file it has mapped. `device_state` and `pages`: what `restore` loads. `config`: how
+        it was started; without it nothing is cleared up after it."""
         self._id = machine_id
         self._directory = directory
         self._watch = watch
         self._memory = memory
         self._device_state = device_state
         self._pages = pages
+        self._config = config
         self._qmp: QmpClient | None = None
         self._condition = MachineCondition.OK
         self._guest_shutdown = False
@@ -106,15 +114,40 @@ class QemuMachine:
         elif event.name == "MIGRATION" and event.data.get("status") in {"completed", "failed"}:
             self._migrated.set()
 
-    async def command(self, name: str, arguments: dict[str, Any] | None = None, timeout: float = QMP_TIMEOUT) -> Any:
-        """A QMP command with a deadline. Raises `QmpError`, `QmpLost` (a deadline that passes too)."""
+    async def command(
+        self, name: str, arguments: dict[str, Any] | None = None, timeout: float = QMP_TIMEOUT, *, fd: int | None = None
+    ) -> Any:
+        """A QMP command with a deadline; `fd` goes with it. Raises `QmpError`, `QmpLost` (a deadline that passes
+        too)."""
         if self._qmp is None or not self._qmp.connected:
             raise QmpLost("no QMP session")
         try:
             async with asyncio.timeout(timeout):
-                return await self._qmp.execute(name, arguments)
+                return await self._qmp.execute(name, arguments, fd=fd)
         except TimeoutError:
             raise QmpLost(f"QEMU did not answer {name} within {timeout:g} s") from None
+
+    async def hand_over(self, *fds: tuple[int, str]) -> int:
+        """Gives QEMU descriptors, each with a mark, as one set. Its number. Raises `QmpError`, `QmpLost`."""
+        into: dict[str, Any] = {}
+        for fd, mark in fds:
+            answer = await self.command("add-fd", {**into, "opaque": mark}, fd=fd)
+            into = {"fdset-id": int(answer["fdset-id"])}
+        return int(into["fdset-id"])
+
+    async def take_back(self, fdset: int, fd: int | None = None) -> None:
+        """QEMU closes a set of descriptors, or one of it. Raises `QmpError`, `QmpLost`."""
+        await self.command("remove-fd", {"fdset-id": fdset, **({} if fd is None else {"fd": fd})})
+
+    @contextlib.asynccontextmanager
+    async def lent(self, fd: int) -> AsyncIterator[str]:
+        """The name by which QEMU opens this descriptor, for as long as the block lasts."""
+        fdset = await self.hand_over((fd, "lent"))
+        try:
+            yield fd_name(fdset)
+        finally:
+            with contextlib.suppress(QmpError, QmpLost):
+                await self.take_back(fdset)
 
     async def restore(self, before_run: Callable[[], None] | None = None) -> None:
         assert self._device_state is not None, "only a launched machine is restored"
@@ -123,8 +156,7 @@ class QemuMachine:
                 await asyncio.to_thread(self._put_pages, self._pages)
                 self._pages = None
             await self.command("migrate-set-capabilities", _capabilities("x-ignore-shared", "events"))
-            await self.command("migrate-incoming", {"uri": f"file:{self._device_state}"})
-            await self._wait_migrated()
+            await self._load(self._device_state)
             status = await self.command("query-migrate")
             if status.get("status") != "completed":
                 raise ClocheError(
@@ -141,6 +173,15 @@ class QemuMachine:
                 "the machine ended while it was restored from its template",
                 details={"qemu": self.last_words() or str(error)},
             ) from error
+
+    async def _load(self, device_state: Path) -> None:
+        fd = os.open(device_state, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            async with self.lent(fd) as name:
+                await self.command("migrate-incoming", {"uri": f"file:{name}"})
+                await self._wait_migrated()
+        finally:
+            os.close(fd)
 
     async def _wait_migrated(self) -> None:
         """Until the device state is loaded or refused, or the process has ended. Raises TimeoutError."""
@@ -161,10 +202,10 @@ class QemuMachine:
         """The file that is mapped as its memory."""
         return self._memory
 
-    async def save_device_state(self, path: Path, *, last: bool) -> None:
-        """Writes the device state of a stopped machine, memory not included. `last`: it will not go on, and lets
-        go of its disk."""
-        await self.command("xen-save-devices-state", {"filename": str(path), "live": last})
+    async def save_device_state(self, name: str, *, last: bool) -> None:
+        """Writes the device state of a stopped machine, memory not included, to what is `lent` under this name.
+        `last`: it will not go on, and lets go of its disk."""
+        await self.command("xen-save-devices-state", {"filename": name, "live": last})
 
     async def pause(self) -> None:
         await self._steer("stop")
@@ -183,22 +224,22 @@ class QemuMachine:
     ) -> Captured:
         return await capture(self, memory=memory, new_layer=new_layer, recorded=recorded, goes_on=goes_on)
 
-    async def active_layer(self) -> Path:
+    async def active_node(self) -> tuple[str, str]:
+        """What QEMU calls the layer that its disk writes to, and the id of that layer. Raises `QmpLost`."""
         try:
-            devices = await self.command("query-block")
+            return active_node(await self.command("query-block"))
         except QmpError as error:
             raise QmpLost(str(error)) from error
-        for device in devices:
-            if device.get("device") == "d0":
-                try:
-                    return file_of(str(device["inserted"]["file"]))
-                except (ValueError, LookupError, TypeError) as error:
-                    raise QmpLost("the machine does not tell its disk") from error
-        raise QmpLost("the machine has no disk")
+        except (ValueError, LookupError, TypeError) as error:
+            raise QmpLost("the machine does not tell its disk") from error
+
+    async def active_layer(self) -> str:
+        return (await self.active_node())[1]
 
     async def grow_disk(self, disk_mb: int) -> None:
         try:
-            await self.command("block_resize", {"device": "d0", "size": disk_mb * 1024 * 1024})
+            node, _ = await self.active_node()
+            await self.command("block_resize", {"node-name": node, "size": disk_mb * 1024 * 1024})
         except (QmpError, QmpLost) as error:
             raise ClocheError("sandbox.boot_failed", "the disk of the sandbox could not be grown") from error
 
@@ -209,6 +250,7 @@ class QemuMachine:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(LAST_EVENTS_TIMEOUT):
                     await self._qmp.closed.wait()
+        await asyncio.to_thread(self._forget)
         clean = status.code == 0 or (status.code is None and status.signal is None)
         return MachineExit(status.code, status.signal, guest_shutdown=self._guest_shutdown and clean)
 
@@ -221,6 +263,7 @@ class QemuMachine:
             raise ClocheError(
                 "internal", f"the VMM process {self.ref.pid} did not end within {KILL_TIMEOUT:g} s of SIGKILL"
             ) from None
+        await asyncio.to_thread(self._forget)
         self.release()
 
     def release(self) -> None:
@@ -228,8 +271,17 @@ class QemuMachine:
             self._qmp.close()
         self._watch.close()
 
+    def probe(self, disk: Path, memory: Path) -> Sequence[Probe]:
+        wall = self._config.wall if self._config is not None else None
+        return probe_vmm(wall, Suspect(self._id, self.ref.pid, self._directory, disk, memory))
+
+    def _forget(self) -> None:
+        if self._config is not None:
+            self._config.forget(self._id)
+
     async def tend(self) -> None:
-        await asyncio.to_thread(_bound_console, self._directory / "console.log")
+        for name in ("console.log", "qemu.log"):
+            await asyncio.to_thread(_bound_log, self._directory / name)
         if self._condition is MachineCondition.DISK_FULL:
             try:
                 await self.command("cont")
@@ -244,23 +296,12 @@ class QemuMachine:
             return ""
 
 
-def file_of(name: str) -> Path:
-    """The file of a disk, from the name QEMU gives it: the path, or for a disk that was given another layer while it
-    ran `json:` and the nodes it consists of. Raises ValueError, LookupError, TypeError."""
-    if not name.startswith("json:"):
-        return Path(name)
-    node = json.loads(name.removeprefix("json:"))
-    while "filename" not in node:
-        node = node["file"]
-    return Path(node["filename"])
-
-
 def _capabilities(*names: str) -> dict[str, Any]:
     return {"capabilities": [{"capability": name, "state": True} for name in names]}
 
 
-def _bound_console(path: Path) -> None:
-    """Keeps the tail of a console log that has grown too large. QEMU appends, so it goes on at the end."""
+def _bound_log(path: Path) -> None:
+    """Keeps the tail of a log that has grown too large. QEMU appends, so it goes on at the end."""
     try:
         if path.stat().st_size <= CONSOLE_LIMIT:
             return

@@ -5,7 +5,10 @@ Callback-driven, so there is no reader task to own. Losing the socket fails ever
 
 from __future__ import annotations
 
+import array
 import asyncio
+import os
+import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -48,6 +51,7 @@ class QmpClient(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._open: dict[int, tuple[str, asyncio.Future[Any]]] = {}
         self._next = 1
+        self._handing_over = asyncio.Lock()
         self._greeting: asyncio.Future[Greeting] = asyncio.get_running_loop().create_future()
         self.version = (0, 0, 0)
         self.closed = asyncio.Event()
@@ -110,8 +114,14 @@ class QmpClient(asyncio.Protocol):
     def connected(self) -> bool:
         return self._transport is not None
 
-    async def execute(self, command: str, arguments: Mapping[str, Any] | None = None) -> Any:
-        """Runs a command. Raises `QmpError` (refused) or `QmpLost`. The caller sets the deadline."""
+    async def execute(self, command: str, arguments: Mapping[str, Any] | None = None, *, fd: int | None = None) -> Any:
+        """Runs a command; `fd` goes with it. Raises `QmpError` (refused) or `QmpLost`. The caller sets the deadline."""
+        if fd is not None:
+            async with self._handing_over:  # QEMU keeps the descriptor that came last until a command takes it
+                return await self._execute(command, arguments, fd)
+        return await self._execute(command, arguments, None)
+
+    async def _execute(self, command: str, arguments: Mapping[str, Any] | None, fd: int | None) -> Any:
         if self._transport is None:
             raise QmpLost("the QMP socket was closed")
         number = self._next
@@ -119,10 +129,30 @@ class QmpClient(asyncio.Protocol):
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._open[number] = (command, future)
         try:
-            self._transport.write(encode(command, arguments, number))
+            message = encode(command, arguments, number)
+            if fd is None:
+                self._transport.write(message)
+            else:
+                await self._send_with(message, fd)
             return await future
         finally:
             self._open.pop(number, None)
+
+    async def _send_with(self, message: bytes, fd: int) -> None:
+        """Past the transport, which cannot carry descriptors, and only when it has nothing left to send."""
+        while self._transport is not None and self._transport.get_write_buffer_size():  # noqa: ASYNC110 - no event tells
+            await asyncio.sleep(0)  # the caller's deadline ends it
+        if self._transport is None:
+            raise QmpLost("the QMP socket was closed")
+        own = socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno()))
+        with own:
+            try:
+                rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))
+                sent = own.sendmsg([message], [rights], socket.MSG_DONTWAIT)
+            except OSError as error:
+                raise QmpLost(f"the QMP socket takes no descriptor: {error}") from error
+        if sent < len(message):
+            self._transport.write(message[sent:])
 
     def close(self) -> None:
         if self._transport is not None:

@@ -1,0 +1,190 @@
+"""The sandboxes of one netd, and what the server asks for them (`docs/network.md`, control link)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from cloche_server.core.netctl import PROTOCOL, grant_from_json, policy_from_json
+from cloche_server.netd.explain import explain
+from cloche_server.netd.intake import Intake
+from cloche_server.netd.journal import MAX_PAGE
+from cloche_server.netd.relay import Pipes
+from cloche_server.netd.resolver import UdpResolver
+from cloche_server.netd.session import Session
+from cloche_server.netd.shared import Shared
+
+_MAX_ID: Final = 128
+_KINDS: Final = (
+    (socket.AF_INET, socket.SOCK_STREAM),
+    (socket.AF_INET6, socket.SOCK_STREAM),
+    (socket.AF_INET, socket.SOCK_DGRAM),
+    (socket.AF_INET6, socket.SOCK_DGRAM),
+)
+
+
+class Refusal(Exception):
+    """A request that cannot be done; code and sentence go back to the server."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Attached:
+    """A sandbox with the sockets of its slot."""
+
+    def __init__(
+        self, session: Session, socks: Sequence[socket.socket], tasks: asyncio.TaskGroup, pipes: Pipes
+    ) -> None:
+        self.session = session
+        self._intake = Intake(session, (socks[0], socks[1]), tasks, pipes)
+        self._resolver = UdpResolver(session, (socks[2], socks[3]), tasks)
+
+    def close(self) -> None:
+        self._intake.close()
+        self._resolver.close()
+
+
+class Registry:
+    """`stopping` is set by the `stop` op."""
+
+    def __init__(self, shared: Shared, tasks: asyncio.TaskGroup) -> None:
+        self._shared = shared
+        self._tasks = tasks
+        self._pipes = Pipes()
+        self._epoch = secrets.token_hex(8)
+        self._attached: dict[str, Attached] = {}
+        self.stopping = asyncio.Event()
+
+    async def handle(self, message: Mapping[str, Any], fds: list[int]) -> Any:
+        """The answer to one request. The descriptors stay the caller's to close. Raises Refusal."""
+        op = message.get("op")
+        try:
+            if op == "attach":
+                return self._attach(message, fds)
+            if op == "log":
+                return await self._log(message)
+            plain = {
+                "hello": self._hello,
+                "configure": self._configure,
+                "policy": self._policy,
+                "detach": self._detach,
+                "secrets": self._secrets,
+                "explain": self._explain,
+                "learned": self._learned,
+                "stats": self._stats,
+                "stop": self._stop,
+            }.get(op if isinstance(op, str) else "")
+            if plain is None:
+                raise Refusal("unknown-op", "this netd does not know the operation")
+            return plain(message)
+        except (KeyError, ValueError, TypeError, AttributeError) as error:
+            # Never the text of the exception: it may quote a secret.
+            raise Refusal("invalid", f"the request {str(op)[:32]} is not understood ({type(error).__name__})") from None
+
+    def close(self) -> None:
+        for attached in self._attached.values():
+            attached.close()
+        self._attached.clear()
+
+    # ------------------------------------------------------------------ operations
+
+    def _hello(self, _message: Mapping[str, Any]) -> dict[str, Any]:
+        wired = self._shared.engine is not None
+        return {"version": PROTOCOL, "epoch": self._epoch, "http": wired, "sandboxes": sorted(self._attached)}
+
+    def _configure(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        self._shared.configure(message)
+        for attached in self._attached.values():
+            session = attached.session
+            session.replace(session.policy.source, session.grants)
+        return {}
+
+    def _attach(self, message: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
+        sandbox = str(message["sandbox"])
+        if not 0 < len(sandbox) <= _MAX_ID:
+            raise ValueError
+        policy = policy_from_json(message["policy"])
+        grants = [grant_from_json(grant) for grant in message.get("grants", ())]
+        session = Session(sandbox, str(message.get("workspace", "")), policy, grants, self._shared)
+        socks = _sockets(fds)
+        before = self._attached.pop(sandbox, None)
+        if before is not None:
+            before.close()
+        self._attached[sandbox] = Attached(session, socks, self._tasks, self._pipes)
+        return {}
+
+    def _policy(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        session = self._of(message)
+        policy = policy_from_json(message["policy"])
+        grants = [grant_from_json(grant) for grant in message.get("grants", ())]
+        return {"cut": session.replace(policy, grants)}
+
+    def _detach(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        session = self._of(message)
+        self._attached.pop(session.sandbox).close()
+        return {"stats": session.stats()}
+
+    def _secrets(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        self._shared.vault.replace(str(message["workspace"]), message["values"], message.get("ca"))
+        return {}
+
+    async def _log(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        session = self._of(message)
+        after, wait = int(message.get("after", 0)), float(message.get("wait", 0))
+        limit = int(message.get("limit", 100))
+        return await session.log.read(max(0, after), min(max(1, limit), MAX_PAGE), max(0.0, wait))
+
+    def _explain(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return {"verdict": explain(self._of(message), message)}
+
+    def _learned(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return {"rules": self._of(message).learner.proposal()}
+
+    def _stats(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        return self._of(message).stats()
+
+    def _stop(self, _message: Mapping[str, Any]) -> dict[str, Any]:
+        self.stopping.set()
+        return {}
+
+    def _of(self, message: Mapping[str, Any]) -> Session:
+        attached = self._attached.get(str(message["sandbox"]))
+        if attached is None:
+            raise Refusal("not-attached", "this sandbox is not attached")
+        return attached.session
+
+
+def _socket_of(fd: int) -> socket.socket:
+    copy = os.dup(fd)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
+def _sockets(fds: list[int]) -> list[socket.socket]:
+    """Copies of the four sockets of a slot, in their order."""
+    if len(fds) != len(_KINDS):
+        raise Refusal("invalid", "attach needs four sockets")
+    socks = []
+    try:
+        for fd, (family, kind) in zip(fds, _KINDS, strict=True):
+            sock = _socket_of(fd)
+            socks.append(sock)
+            if (sock.family, sock.type & 0xF) != (family, kind):
+                raise Refusal("invalid", "the sockets of attach are of another kind, or in another order")
+    except BaseException as error:
+        for sock in socks:
+            sock.close()
+        if isinstance(error, OSError):
+            raise Refusal("invalid", "attach needs four sockets") from None
+        raise
+    return socks

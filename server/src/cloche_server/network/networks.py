@@ -1,0 +1,195 @@
+"""The network of machines as the use cases see it: slots, and netd which carries what arrives in them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.netctl import grant_to_json, policy_to_json
+from cloche_server.core.network import NetworkPolicy, SecretGrant
+from cloche_server.network.slots import Slots, SlotSockets
+from cloche_server.telemetry import log
+
+_log = log.get("network")
+
+
+class Carrier(Protocol):
+    """Asks netd for something. Raises `network.unavailable`, or what netd answers. `attached`: the machines that a netd
+    of an earlier server has still."""
+
+    @property
+    def attached(self) -> Collection[str]: ...
+    async def ask(self, op: str, fields: Mapping[str, Any], sockets: SlotSockets | None = None) -> dict[str, Any]: ...
+
+
+@dataclass(slots=True)
+class TapCard:
+    """An open tap device."""
+
+    fd: int
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """What a machine is allowed, for as long as it has a slot."""
+
+    workspace: str
+    policy: NetworkPolicy
+    grants: tuple[SecretGrant, ...]
+
+    def fields(self, machine_id: str) -> dict[str, Any]:
+        return {
+            "sandbox": machine_id,
+            "workspace": self.workspace,
+            "policy": policy_to_json(self.policy),
+            "grants": [grant_to_json(grant) for grant in self.grants],
+        }
+
+
+class NoNetwork:
+    """Of a host that gives its sandboxes none; some may have one still, of an earlier server."""
+
+    enabled = False
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    async def open(self, machine_id: str) -> None:
+        return None
+
+    async def admit(
+        self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
+    ) -> None:
+        return None
+
+    async def change(self, machine_id: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]) -> int:
+        return 0
+
+    async def close(self, machine_id: str) -> None:
+        await self._slots.close(machine_id)
+
+    async def adopt(
+        self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
+    ) -> None:
+        return None
+
+    async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
+        return None
+
+    async def inquire(self, op: str, machine_id: str, **fields: Any) -> dict[str, Any]:
+        raise ClocheError("network.off", "this server gives its sandboxes no network")
+
+    async def take_stock(self, living: Collection[str]) -> int:
+        return await self._slots.take_stock(living)
+
+
+class Networks:
+    """Slots, and the carrier of their traffic; without a carrier nothing is carried (for bakes)."""
+
+    enabled = True
+
+    def __init__(self, slots: Slots, carrier: Carrier | None = None) -> None:
+        self.slots = slots
+        self._carrier = carrier
+        self._admitted: dict[str, Admitted] = {}
+        #: Of each workspace whose HTTPS is read.
+        self._material: dict[str, dict[str, Any]] = {}
+
+    async def open(self, machine_id: str) -> TapCard:
+        await self._detach(machine_id)
+        try:
+            return TapCard(await self.slots.open(machine_id))
+        except OSError as error:
+            raise ClocheError(
+                "network.unavailable", f"the network of the sandbox could not be made ({error.strerror})", retry_after=2
+            ) from error
+
+    async def admit(
+        self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
+    ) -> None:
+        admitted = Admitted(workspace, policy, tuple(grants))
+        self._admitted[machine_id] = admitted
+        try:
+            await self._attach(machine_id, admitted)
+        except BaseException:
+            self._admitted.pop(machine_id, None)
+            raise
+
+    async def _attach(self, machine_id: str, admitted: Admitted) -> None:
+        if self._carrier is None:
+            return
+        try:
+            sockets = await self.slots.sockets(machine_id)
+        except OSError as error:
+            raise ClocheError(
+                "network.unavailable", f"the network of the sandbox is not there ({error.strerror})", retry_after=2
+            ) from error
+        try:
+            await self._carrier.ask("attach", admitted.fields(machine_id), sockets)
+        finally:
+            sockets.close()
+
+    async def change(self, machine_id: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]) -> int:
+        before = self._admitted.get(machine_id)
+        if before is None or self._carrier is None:
+            return 0
+        # Before netd is told: one that is started in the meantime must begin with the new policy.
+        self._admitted[machine_id] = changed = Admitted(before.workspace, policy, tuple(grants))
+        answer = await self._carrier.ask("policy", changed.fields(machine_id))
+        return int(answer.get("cut", 0))
+
+    async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
+        # Kept for a netd that is started anew: it has to know them before it reads anything.
+        self._material[workspace] = {"workspace": workspace, "values": dict(values), "ca": dict(authority)}
+        if self._carrier is not None:
+            await self._carrier.ask("secrets", self._material[workspace])
+
+    async def inquire(self, op: str, machine_id: str, **fields: Any) -> dict[str, Any]:
+        if self._carrier is None:
+            raise ClocheError("network.off", "nothing is carried here")
+        return await self._carrier.ask(op, {"sandbox": machine_id, **fields})
+
+    async def close(self, machine_id: str) -> None:
+        await self._detach(machine_id)
+        await self.slots.close(machine_id)
+
+    async def _detach(self, machine_id: str) -> None:
+        if self._admitted.pop(machine_id, None) is not None and self._carrier is not None:
+            # A carrier that is gone carries nothing, and one that comes is told only of those that are here.
+            with contextlib.suppress(ClocheError):
+                await self._carrier.ask("detach", {"sandbox": machine_id})
+
+    async def adopt(
+        self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
+    ) -> None:
+        if not self.slots.has(machine_id):
+            return
+        admitted = Admitted(workspace, policy, tuple(grants))
+        self._admitted[machine_id] = admitted
+        if self._carrier is not None and machine_id in self._carrier.attached:
+            await self._carrier.ask("policy", admitted.fields(machine_id))
+        else:
+            await self._attach(machine_id, admitted)
+
+    async def take_stock(self, living: Collection[str]) -> int:
+        return await self.slots.take_stock(living)
+
+    async def again(self) -> None:
+        """Gives a new netd everything that the old one had."""
+        if self._carrier is not None:
+            for material in list(self._material.values()):
+                await self._carrier.ask("secrets", material)
+        for machine_id, admitted in list(self._admitted.items()):
+            try:
+                await self._attach(machine_id, admitted)
+            except ClocheError as error:
+                _log.error("network.not_attached", sandbox=machine_id, error=error.message)

@@ -1,0 +1,74 @@
+"""The network of a host in memory: who has a slot, and what of it is carried. What a real host refuses is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cloche_server.core.errors import ClocheError
+from cloche_server.core.network import NetworkPolicy, SecretGrant
+from kit.fake_engine import World
+
+
+@dataclass(slots=True)
+class FakeCard:
+    network: FakeNetwork
+    fd: int = 99
+
+    def close(self) -> None:
+        self.network.cards -= 1
+
+
+@dataclass
+class FakeNetwork:
+    """`admitted`: the policy of each machine that may use its slot."""
+
+    world: World
+    enabled: bool = True
+    admitted: dict[str, NetworkPolicy] = field(default_factory=dict)
+    cards: int = 0
+
+    async def open(self, machine_id: str) -> FakeCard:
+        await self.world.pass_by("Network.open")
+        self.admitted.pop(machine_id, None)
+        self.world.slots.add(machine_id)
+        self.cards += 1
+        return FakeCard(self)
+
+    async def admit(
+        self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
+    ) -> None:
+        await self.world.pass_by("Network.admit")
+        if machine_id not in self.world.slots:
+            raise ClocheError("network.unavailable", "there is no slot")
+        self.admitted[machine_id] = policy
+
+    async def change(self, machine_id: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]) -> int:
+        await self.world.pass_by("Network.change")
+        self.admitted[machine_id] = policy
+        return 0
+
+    async def close(self, machine_id: str) -> None:
+        await self.world.pass_by("Network.close")
+        self.admitted.pop(machine_id, None)
+        self.world.slots.discard(machine_id)
+
+    async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
+        await self.world.pass_by("Network.provide")
+
+    async def inquire(self, op: str, machine_id: str, **fields: Any) -> dict[str, Any]:
+        await self.world.pass_by("Network.inquire")
+        return {"entries": [], "next": fields.get("after", 0), "lost": 0, "rules": [], "verdict": {}}
+
+    async def adopt(
+        self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
+    ) -> None:
+        await self.world.pass_by("Network.adopt")
+        if machine_id in self.world.slots:
+            self.admitted[machine_id] = policy
+
+    async def take_stock(self, living: Collection[str]) -> int:
+        gone = self.world.slots - set(living)
+        self.world.slots -= gone
+        return len(gone)
