@@ -236,7 +236,7 @@ def test_a_request_wakes_and_an_open_connection_is_activity(api: Api, server: Se
         assert api.call("GET", f"{served.path}/lifecycle")["idle_seconds"] == 0
         sock.sendall(b"x")
         assert sock.recv(1) == b"x"
-    assert api.request("POST", f"{served.path}/pause").status_code == 200
+    api.call("POST", f"{served.path}/pause")
     paused = preview.http.get("/")
     assert (paused.status_code, paused.json()["code"]) == (503, "sandbox.invalid_state")
     api.call("POST", f"{served.path}/resume")

@@ -22,6 +22,7 @@ from cloche_server.engine.qemu.probe import choose_accel, probe_qemu
 from cloche_server.engine.qemu.wall import Wall, find_root, prove
 from cloche_server.gateway.admission import Gate
 from cloche_server.gateway.gateway import Gateway, Limits
+from cloche_server.gateway.tunnel import tunnel
 from cloche_server.host import cgroups, files
 from cloche_server.host import machine as host_machine
 from cloche_server.host import network as host_network
@@ -198,7 +199,9 @@ def build_gateway(settings: Settings, services: Services, dialer: SandboxDialer,
     """From clients to ports of guests."""
     gate = Gate(services.ports, dialer, ApiCallers(services.tokens), services.clock)
     limits = Limits(settings.preview_timeout, settings.preview_idle_timeout)
-    return Gateway(dialer, gate, services.ports, services.clock, limits, base)
+    gateway = Gateway(dialer, gate, services.ports, services.clock, limits, base)
+    gateway.tunnel = tunnel
+    return gateway
 
 
 @contextlib.asynccontextmanager

@@ -24,8 +24,9 @@ class SocketStream(asyncio.Protocol):
         self.transport: asyncio.Transport
         self._buffer = bytearray()
         self._reader: asyncio.Future[None] | None = None
-        self._writer: asyncio.Future[None] | None = None
-        self._eof = self._paused = self._full = False
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._eof = self._full = False
         self._lost: Exception | None = None
         self._closed = False
         #: Called once when the peer has ended or is gone; what it sent before may be unread still.
@@ -57,17 +58,14 @@ class SocketStream(asyncio.Protocol):
         if not self._eof or exc is not None:
             self._lost = exc or ConnectionResetError("the connection was lost")
         self._wake()
-        if self._writer is not None and not self._writer.done():
-            self._writer.set_result(None)
+        self._writable.set()
         self._gone()
 
     def pause_writing(self) -> None:
-        self._paused = True
+        self._writable.clear()
 
     def resume_writing(self) -> None:
-        self._paused = False
-        if self._writer is not None and not self._writer.done():
-            self._writer.set_result(None)
+        self._writable.set()
 
     def _wake(self) -> None:
         if self._reader is not None and not self._reader.done():
@@ -152,12 +150,7 @@ class SocketStream(asyncio.Protocol):
         if self._closed:
             raise ConnectionResetError("the connection was lost")
         self.transport.write(data)
-        while self._paused and not self._closed:
-            self._writer = self._loop.create_future()
-            try:
-                await self._writer
-            finally:
-                self._writer = None
+        await self._writable.wait()
 
     async def write_eof(self) -> None:
         if self._closed:
