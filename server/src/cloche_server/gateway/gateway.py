@@ -130,6 +130,9 @@ class Gateway:
                 secure=tls is not None,
                 once=not own,
             )
+        except asyncio.CancelledError:
+            stream.abort()  # its token has ended
+            raise
         except Exception as error:  # noqa: BLE001 - one connection must never take the others with it
             # Without the values of variables, which an exception's usual picture shows: there are tokens among them.
             _log.error("preview.crashed", error=repr(error), trace="".join(traceback.format_exception(error)))
@@ -174,7 +177,8 @@ class Gateway:
         session = None
         try:
             async with self._sessions.open(grant.record.id, grant.route.port) as session:
-                await self._under_way(exchange, grant, session)
+                with grant.owner.hold() if grant.owner is not None else contextlib.nullcontext():
+                    await self._under_way(exchange, grant, session)
         except TimeoutError:
             exchange.cut()
             return session.why if session is not None else "timeout"
