@@ -52,6 +52,10 @@ SEMANTIC = {
     "webhooks_create",
     "webhooks_patch",
     "usage_sum",
+    "ports_declare",
+    "ports_get",
+    "ports_remove",
+    "ports_token",
 }
 #: Nobody is there, so nothing is sent anywhere.
 RECEIVER = "https://receiver.invalid/hook"
@@ -190,6 +194,8 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
         api.call("DELETE", f"/v1/snapshots/{response.json()['id']}")
     elif name == "snapshots_promote_snapshot":
         api.call("DELETE", f"/v1/templates/{response.json()['name']}")
+    elif name == "ports_declare":
+        api.call("DELETE", response.headers["location"])
     elif name == "webhooks_create":
         api.call("DELETE", f"/v1/webhooks/{response.json()['id']}")
     elif response.status_code == 201 and name in {"sandboxes_create", "lineage_fork", "lineage_fork_tree"}:
