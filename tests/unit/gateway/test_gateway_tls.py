@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime
 import ssl
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import httpx
 import pytest
@@ -19,9 +21,12 @@ from gateway_site import BOX, Site, answering, head_of, mirror, ok, site
 
 from cloche_server.app.ports import PortWish
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.http1 import Framing
 from cloche_server.core.previews import PortAccess
 from cloche_server.gateway import http2
+from cloche_server.gateway.exchange import Exchange
 from cloche_server.gateway.tls import Certificate
+from cloche_server.host.sockets import SocketStream
 
 
 def write_certificate(folder: Path, name: str) -> tuple[Path, Path]:
@@ -140,6 +145,40 @@ async def test_a_client_that_gives_up_frees_the_server(secure: Secure) -> None:
         await secure.http.aclose()
         async with asyncio.timeout(20):
             await ended.wait()
+
+
+@pytest.mark.parametrize("number", range(12))
+async def test_nonsense_ends_its_connection_and_nothing_else(number: int) -> None:
+    """Frames of random kinds, lengths and contents behind a good beginning."""
+    random = Random(number)
+    asked: list[Exchange] = []
+
+    async def handle(exchange: Exchange) -> None:
+        asked.append(exchange)
+        await exchange.read_body()
+        await exchange.begin(200, b"OK", [], Framing(length=0))
+        await exchange.finish()
+
+    serving: list[asyncio.Future[None]] = []
+    loop = asyncio.get_running_loop()
+
+    def made(stream: SocketStream) -> None:
+        serving.append(asyncio.ensure_future(http2.serve(stream, handle)))
+
+    server = await loop.create_server(lambda: SocketStream(made), "127.0.0.1", 0)
+    reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+    for _ in range(random.randrange(1, 60)):
+        body = random.randbytes(random.choice((0, 4, 5, 8, 30)))
+        head = len(body).to_bytes(3, "big") + bytes((random.randrange(11), random.choice((0, 1, 4, 5, 255))))
+        writer.write(head + random.choice((0, 1, 3, 2**31 - 1)).to_bytes(4, "big") + body)
+    writer.write_eof()
+    async with asyncio.timeout(20):
+        with contextlib.suppress(ConnectionError):
+            await reader.read(-1)
+        await asyncio.gather(*serving)  # it has ended, and raised nothing
+    writer.close()
+    server.close()
 
 
 def test_a_certificate_is_read_again_when_it_changes(tmp_path: Path) -> None:
