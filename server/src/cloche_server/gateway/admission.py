@@ -7,6 +7,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -49,7 +50,8 @@ class Records(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`until` (Unix seconds): when it ends. `location`: where a browser goes on, with `cookie` set."""
+    """`until` (Unix seconds): when it ends; `still`: asked every now and then whether it has not. `location`: where a
+    browser goes on, with `cookie` set."""
 
     record: Sandbox
     rule: PortRule
@@ -58,6 +60,7 @@ class Grant:
     by_authorization: bool = False
     location: bytes | None = None
     cookie: bytes | None = None
+    still: Callable[[], Awaitable[bool]] | None = None
 
 
 class Gate:
@@ -99,7 +102,19 @@ class Gate:
         if owner is None:
             raise ClocheError("auth.invalid_token", "the bearer token is unknown or revoked")
         record = self._records.find(owner, route.sandbox_id)
-        return Grant(record, self._ports.rule_of(record, route.port), route, by_authorization=True)
+        still = self._asking(token, record)
+        return Grant(record, self._ports.rule_of(record, route.port), route, by_authorization=True, still=still)
+
+    def _asking(self, token: str, record: Sandbox) -> Callable[[], Awaitable[bool]]:
+        """Whether a token of the API opens the sandbox still. What cannot be found out does not cut anybody off."""
+
+        async def still() -> bool:
+            try:
+                return await self._callers.owner(token, record.id) == record.workspace
+            except ClocheError as error:
+                return not error.code.startswith("auth.")
+
+        return still
 
     async def _by_token(self, exchange: Exchange, record: Sandbox, rule: PortRule, route: Route, scheme: str) -> Grant:
         head = exchange.head
@@ -107,7 +122,7 @@ class Gate:
             token = self._ports.read(text)
             if token is None:
                 if origin == "authorization" and await self._is_owner(text, record):
-                    return Grant(record, rule, route, by_authorization=True)
+                    return Grant(record, rule, route, by_authorization=True, still=self._asking(text, record))
                 continue
             if (token.sandbox_id, token.port, token.workspace) != (record.id, route.port, record.workspace):
                 continue

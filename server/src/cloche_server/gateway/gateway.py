@@ -23,7 +23,7 @@ from cloche_server.gateway.forward import Pulse, Truncated, forward
 from cloche_server.gateway.headers import to_guest, wants_page
 from cloche_server.gateway.http1 import H1Exchange, serve
 from cloche_server.gateway.routes import Route, Way, by_name, by_path
-from cloche_server.gateway.sessions import Session, Sessions
+from cloche_server.gateway.sessions import Session, Sessions, asked
 from cloche_server.host.clock import Clock, random_bytes
 from cloche_server.host.sockets import SocketStream
 from cloche_server.telemetry import log
@@ -173,7 +173,7 @@ class Gateway:
             return None
         session = None
         try:
-            async with self._sessions.open(grant.record.id, grant.route.port) as session:
+            async with self._sessions.open(grant.record.id, grant.route.port) as session, asked(session, grant.still):
                 await self._under_way(exchange, grant, session)
         except TimeoutError:
             exchange.cut()
