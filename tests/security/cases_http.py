@@ -103,6 +103,13 @@ def _(t: Try) -> None:
     assert b" 403 " in ask("GET", "/ok/%2e%2e/other")
 
 
+@case(INSIDE, "requests under a limit of bandwidth", "read and judged all the same", {
+    **READ_A, "limits": {"bandwidth_kbps": 8000}}, engine=True)  # fmt: skip
+def _(t: Try) -> None:
+    assert b" 200 " in t.guest.https(A4, "a.test", b"GET /ok/1 HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n")
+    assert b" 403 " in _answer(t, b"GET /no HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n")
+
+
 @case(INSIDE, "method and path inside TLS", "TLS is read where a rule speaks of requests", READ_A, engine=True)
 def _(t: Try) -> None:
     assert b" 200 " in t.guest.https(A4, "a.test", b"GET /ok/1 HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n")

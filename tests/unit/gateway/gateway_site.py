@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cloche_server.app.callers import Owner
 from cloche_server.app.entry import Entry, not_found
 from cloche_server.app.ports import Ports
 from cloche_server.core.errors import ClocheError
@@ -85,8 +86,9 @@ class World:
         self.open += 1
         return _Dialed(stream, self)
 
-    async def owner(self, token: str, sandbox_id: str) -> str | None:
-        return {OWNER: "w", STRANGER: "elsewhere"}.get(token)
+    async def owner(self, token: str, sandbox_id: str) -> Owner | None:
+        found = {OWNER: "w", STRANGER: "elsewhere"}.get(token)
+        return None if found is None else Owner(found, contextlib.nullcontext)
 
 
 class _Dialed:

@@ -8,11 +8,10 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from gateway_site import BOX, OWNER, Site, Wire, World, answering, head_of, ok, site
+from gateway_site import BOX, OWNER, Site, Wire, answering, head_of, ok, site
 
 from cloche_server.app.ports import PortWish
 from cloche_server.core.previews import HostRule, PortAccess
-from cloche_server.gateway import sessions
 from cloche_server.gateway.gateway import Limits
 
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
@@ -169,28 +168,6 @@ async def test_what_is_open_ends_with_the_right_to_it(front: Site) -> None:
         assert await wire.ended()
         assert (await front.ask(f"GET /v1/p/{token}/ HTTP/1.1", host="localhost")).status == 401
         assert made.port == 3000
-
-
-async def test_a_token_of_the_api_that_is_revoked_cuts_what_it_has_opened(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "ASK_SECONDS", 0.02)
-    living: list[str | None] = ["w"]
-
-    async def owner(_world: World, _token: str, _sandbox_id: str) -> str | None:
-        return living[-1]
-
-    monkeypatch.setattr(World, "owner", owner)
-    async with site(tmp_path) as front, await front.serve(Echo()):
-        target = f"/v1/sandboxes/{BOX}/proxy/3000/"
-        wire = await opened(front, target, f"Authorization: Bearer {OWNER}", host="localhost")
-        assert (await wire.reply()).status == 101
-        assert await wire.reader.readexactly(5) == b"first"
-        await asyncio.sleep(0.1)
-        await wire.send(b"still here")
-        assert await wire.reader.readexactly(10) == b"still here"
-        living.append(None)
-        assert await wire.ended()
 
 
 async def test_a_connection_on_which_nothing_moves_is_cut(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+from cloche_server.app.callers import Owner
 from cloche_server.app.ports import Ports
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.http1 import RequestHead
@@ -36,10 +36,10 @@ _CHECKS: Final = 2
 
 
 class Callers(Protocol):
-    async def owner(self, token: str, sandbox_id: str) -> str | None:
-        """The workspace of a token of the API that may use the sandbox; None for one that is unknown or may not.
+    async def owner(self, token: str, sandbox_id: str) -> Owner | None:
+        """Whose a token of the API is that may use the sandbox; None for one that is unknown.
 
-        Raises `auth.*` for one that has ended.
+        Raises `auth.*` for one that has ended or may not, `sandbox.not_found` for one of another sandbox.
         """
 
 
@@ -50,8 +50,7 @@ class Records(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`until` (Unix seconds): when it ends; `still`: asked every now and then whether it has not. `location`: where a
-    browser goes on, with `cookie` set."""
+    """`until` (Unix seconds): when it ends. `location`: where a browser goes on, with `cookie` set."""
 
     record: Sandbox
     rule: PortRule
@@ -60,7 +59,8 @@ class Grant:
     by_authorization: bool = False
     location: bytes | None = None
     cookie: bytes | None = None
-    still: Callable[[], Awaitable[bool]] | None = None
+    #: Whose token of the API it was that opened it.
+    owner: Owner | None = None
 
 
 class Gate:
@@ -101,28 +101,16 @@ class Gate:
         owner = await self._callers.owner(token, route.sandbox_id)
         if owner is None:
             raise ClocheError("auth.invalid_token", "the bearer token is unknown or revoked")
-        record = self._records.find(owner, route.sandbox_id)
-        still = self._asking(token, record)
-        return Grant(record, self._ports.rule_of(record, route.port), route, by_authorization=True, still=still)
-
-    def _asking(self, token: str, record: Sandbox) -> Callable[[], Awaitable[bool]]:
-        """Whether a token of the API opens the sandbox still. What cannot be found out does not cut anybody off."""
-
-        async def still() -> bool:
-            try:
-                return await self._callers.owner(token, record.id) == record.workspace
-            except ClocheError as error:
-                return not error.code.startswith("auth.")
-
-        return still
+        record = self._records.find(owner.workspace, route.sandbox_id)
+        return Grant(record, self._ports.rule_of(record, route.port), route, by_authorization=True, owner=owner)
 
     async def _by_token(self, exchange: Exchange, record: Sandbox, rule: PortRule, route: Route, scheme: str) -> Grant:
         head = exchange.head
         for text, origin in _candidates(head, route):
             token = self._ports.read(text)
             if token is None:
-                if origin == "authorization" and await self._is_owner(text, record):
-                    return Grant(record, rule, route, by_authorization=True, still=self._asking(text, record))
+                if origin == "authorization" and (owner := await self._owner(text, record)) is not None:
+                    return Grant(record, rule, route, by_authorization=True, owner=owner)
                 continue
             if (token.sandbox_id, token.port, token.workspace) != (record.id, route.port, record.workspace):
                 continue
@@ -137,11 +125,12 @@ class Gate:
             raise _unauthorized("this preview asks for a name and a password", basic=True)
         raise _unauthorized("this preview asks for a token, and none that is valid was sent")
 
-    async def _is_owner(self, token: str, record: Sandbox) -> bool:
+    async def _owner(self, token: str, record: Sandbox) -> Owner | None:
         try:
-            return await self._callers.owner(token, record.id) == record.workspace
+            found = await self._callers.owner(token, record.id)
         except ClocheError:
-            return False
+            return None
+        return found if found is not None and found.workspace == record.workspace else None
 
     async def _knows_password(self, head: RequestHead, rule: PortRule) -> bool:
         sent = head.all(b"authorization")

@@ -23,7 +23,7 @@ from cloche_server.gateway.forward import Pulse, Truncated, forward
 from cloche_server.gateway.headers import to_guest, wants_page
 from cloche_server.gateway.http1 import H1Exchange, serve
 from cloche_server.gateway.routes import Route, Way, by_name, by_path
-from cloche_server.gateway.sessions import Session, Sessions, asked
+from cloche_server.gateway.sessions import Session, Sessions
 from cloche_server.host.clock import Clock, random_bytes
 from cloche_server.host.sockets import SocketStream
 from cloche_server.telemetry import log
@@ -130,6 +130,9 @@ class Gateway:
                 secure=tls is not None,
                 once=not own,
             )
+        except asyncio.CancelledError:
+            stream.abort()  # its token has ended
+            raise
         except Exception as error:  # noqa: BLE001 - one connection must never take the others with it
             # Without the values of variables, which an exception's usual picture shows: there are tokens among them.
             _log.error("preview.crashed", error=repr(error), trace="".join(traceback.format_exception(error)))
@@ -173,8 +176,9 @@ class Gateway:
             return None
         session = None
         try:
-            async with self._sessions.open(grant.record.id, grant.route.port) as session, asked(session, grant.still):
-                await self._under_way(exchange, grant, session)
+            async with self._sessions.open(grant.record.id, grant.route.port) as session:
+                with grant.owner.hold() if grant.owner is not None else contextlib.nullcontext():
+                    await self._under_way(exchange, grant, session)
         except TimeoutError:
             exchange.cut()
             return session.why if session is not None else "timeout"

@@ -17,6 +17,8 @@ _STATUS: Final[Mapping[str, int]] = {
     "request.headers_too_large": 431,
     "auth.missing_token": 401,
     "auth.invalid_token": 401,
+    "auth.token_expired": 401,
+    "auth.forbidden": 403,
     "preview.unauthorized": 401,
     "preview.path_forbidden": 403,
     "budget.exceeded": 402,

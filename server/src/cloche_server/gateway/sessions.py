@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
-
-#: How often it is asked whether the right that a session began by has not ended (seconds).
-ASK_SECONDS = 1.0
+from collections.abc import AsyncIterator
 
 
 class Session:
@@ -84,24 +81,3 @@ class Sessions:
 
     async def wait_empty(self) -> None:
         await self._empty.wait()
-
-
-@contextlib.asynccontextmanager
-async def asked(session: Session, still: Callable[[], Awaitable[bool]] | None) -> AsyncIterator[None]:
-    """Ends a session when `still` says that its right has ended. None: it ends by its own time."""
-    if still is None:
-        yield
-        return
-    asking = asyncio.ensure_future(_ask(session, still))
-    try:
-        yield
-    finally:
-        asking.cancel()
-
-
-async def _ask(session: Session, still: Callable[[], Awaitable[bool]]) -> None:
-    while True:
-        await asyncio.sleep(ASK_SECONDS)
-        if not await still():
-            session.end("revoked")
-            return

@@ -13,6 +13,7 @@ from cloche_server.core.addresses import parse_address
 from cloche_server.core.policy import RAW, Claim, Decision, Outcome
 from cloche_server.netd import resolver
 from cloche_server.netd.firstbytes import MAX_BYTES, claim_of
+from cloche_server.netd.flow import HttpEngine
 from cloche_server.netd.origin import original_destination
 from cloche_server.netd.refusal import refuse
 from cloche_server.netd.relay import Pipes, Relay
@@ -29,6 +30,8 @@ _UNREAD: Final = Decision(
 _DNS_PORT: Final = 53
 #: So long a refusal waits for what a client that speaks first says (seconds).
 _SHORT: Final = 1.0
+#: What the engine has said last may take so long to pass under a limit of bandwidth (seconds).
+_LAST_BYTES: Final = 60.0
 
 
 class Intake:
@@ -220,9 +223,29 @@ class Connection:
             assert engine is not None
             flow.engine = True
             self._hang_up()
-            await engine.serve(self._guest, flow.target, session)
+            await self._read_by(engine)
             return
         await self._carry()
+
+    async def _read_by(self, engine: HttpEngine) -> None:
+        session, flow = self._session, self._flow
+        if session.policy.source.limits.bandwidth_kbps == 0:
+            await engine.serve(self._guest, flow.target, session)
+            return
+        # The engine knows no bandwidth: it gets one end of a pair, and what passes through the other is paced.
+        outer, inner = socket.socketpair()
+        outer.setblocking(False)
+        inner.setblocking(False)
+        relay = Relay(
+            self._guest, outer, pipes=self._pipes, up=session.up, down=session.down, moved=lambda _sent, _received: None
+        )
+        try:
+            await engine.serve(inner, flow.target, session)
+            async with asyncio.timeout(_LAST_BYTES):
+                await relay.wait()
+        finally:
+            relay.cut()
+            inner.close()
 
     async def _carry(self) -> None:
         session, flow = self._session, self._flow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import socket
 from collections.abc import Callable, Sequence
@@ -173,14 +172,6 @@ class Session:
         flow = self.totals.flows.get(target.connection)
         if flow is not None:
             self.carried(flow, sent, received)
-
-    async def pace(self, sent: int, received: int) -> None:
-        """Waits until so many bytes may pass under the limit of bandwidth; for traffic that is not relayed."""
-        for bucket, left in ((self.up, sent), (self.down, received)):
-            while left > 0:
-                left -= bucket.take(left, self.shared.clock.monotonic())
-                if left > 0:
-                    await asyncio.sleep(bucket.delay())
 
     # ------------------------------------------------------------------ connections
 
