@@ -20,6 +20,7 @@ from cloche_server.engine.qemu.driver import QemuEngine
 from cloche_server.engine.qemu.launch import QemuConfig
 from cloche_server.engine.qemu.probe import choose_accel, probe_qemu
 from cloche_server.engine.qemu.wall import Wall, find_root, prove
+from cloche_server.gateway import http2
 from cloche_server.gateway.admission import Gate
 from cloche_server.gateway.gateway import Gateway, Limits
 from cloche_server.gateway.tunnel import tunnel
@@ -201,6 +202,7 @@ def build_gateway(settings: Settings, services: Services, dialer: SandboxDialer,
     limits = Limits(settings.preview_timeout, settings.preview_idle_timeout)
     gateway = Gateway(dialer, gate, services.ports, services.clock, limits, base)
     gateway.tunnel = tunnel
+    gateway.http2 = http2.serve
     return gateway
 
 

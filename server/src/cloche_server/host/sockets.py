@@ -51,7 +51,7 @@ class SocketStream(asyncio.Protocol):
         self._eof = True
         self._wake()
         self._gone()
-        return True
+        return self.transport.get_extra_info("ssl_object") is None  # TLS has no half of a connection
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._closed = True

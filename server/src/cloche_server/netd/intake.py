@@ -228,24 +228,7 @@ class Connection:
         await self._carry()
 
     async def _read_by(self, engine: HttpEngine) -> None:
-        session, flow = self._session, self._flow
-        if session.policy.source.limits.bandwidth_kbps == 0:
-            await engine.serve(self._guest, flow.target, session)
-            return
-        # The engine knows no bandwidth: it gets one end of a pair, and what passes through the other is paced.
-        outer, inner = socket.socketpair()
-        outer.setblocking(False)
-        inner.setblocking(False)
-        relay = Relay(
-            self._guest, outer, pipes=self._pipes, up=session.up, down=session.down, moved=lambda _sent, _received: None
-        )
-        try:
-            await engine.serve(inner, flow.target, session)
-            async with asyncio.timeout(_LAST_BYTES):
-                await relay.wait()
-        finally:
-            relay.cut()
-            inner.close()
+        await engine.serve(self._guest, self._flow.target, self._session)
 
     async def _carry(self) -> None:
         session, flow = self._session, self._flow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import socket
 from collections.abc import Callable, Sequence
@@ -167,6 +168,14 @@ class Session:
         if not allowed:
             raise Refused(Verdict(False, refused.rule, refused.reason))
         return await self.shared.dialer.connect_any(allowed, target.port)
+
+    async def pace(self, sent: int, received: int) -> None:
+        loop = asyncio.get_running_loop()
+        for bucket, want in ((self.up, sent), (self.down, received)):
+            while want > 0:
+                want -= bucket.take(want, loop.time())
+                if want > 0:
+                    await asyncio.sleep(bucket.delay())
 
     def count(self, target: Target, sent: int, received: int) -> None:
         flow = self.totals.flows.get(target.connection)
