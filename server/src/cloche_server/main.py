@@ -93,7 +93,7 @@ class Main:
             await self._run(database, instance, sockets, engine)
 
     async def _run(self, database: Database, instance: Instance, sockets: _Sockets, engine: QemuEngine) -> None:
-        network = HostNetwork(self.settings)
+        network = await asyncio.to_thread(HostNetwork, self.settings)
         base = preview_base(self.settings, sockets.previews)
         key = await asyncio.to_thread(preview_key, self.settings.data)
         async with asyncio.TaskGroup() as group:

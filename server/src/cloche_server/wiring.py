@@ -85,14 +85,12 @@ def build_network(settings: Settings, carrier: Carrier | None = None) -> NoNetwo
 
 
 class HostNetwork:
-    """The network while a server runs: slots that are kept ready, and netd."""
+    """The network while a server runs: slots that are kept ready, and netd. To make one blocks."""
 
     def __init__(self, settings: Settings) -> None:
         resolvers = [part.strip() for part in settings.network_resolvers.split(",") if part.strip()]
         told = {"resolvers": resolvers or None, "proxy": settings.network_proxy or None}
-        self._netd = (
-            Netd(settings.data, settings.uid_base, told, settings.network_ca) if settings.network == "on" else None
-        )
+        self._netd = Netd(settings.data, uid, told, settings.network_ca) if settings.network == "on" else None
         self.network = build_network(settings, self._netd)
 
     async def start(self) -> None:
