@@ -68,6 +68,12 @@ NEEDS: Final[dict[str, Need]] = {
     "files_stat": _EXEC,
     "files_mkdir": _EXEC,
     "files_move": _EXEC,
+    # ports: what listens is asked in the sandbox, and a link opens it
+    "ports_list": _EXEC,
+    "ports_get": _EXEC,
+    "ports_declare": _EXEC,
+    "ports_remove": _EXEC,
+    "ports_token": _EXEC,
     # lineage: forks are other sandboxes, and so are siblings
     "lineage_fork": _EXEC_ALL,
     "lineage_fork_tree": _EXEC_ALL,
