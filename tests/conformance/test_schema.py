@@ -53,14 +53,11 @@ SEMANTIC = {
     "webhooks_create",
     "webhooks_patch",
     "usage_sum",
-<<<<<<< HEAD
     "secrets_put",
-=======
     "ports_declare",
     "ports_get",
     "ports_remove",
     "ports_token",
->>>>>>> gateway
 }
 #: Nobody is there, so nothing is sent anywhere.
 RECEIVER = "https://receiver.invalid/hook"
@@ -201,13 +198,10 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
         api.call("DELETE", f"/v1/snapshots/{response.json()['id']}")
     elif name == "snapshots_promote_snapshot":
         api.call("DELETE", f"/v1/templates/{response.json()['name']}")
-<<<<<<< HEAD
     elif name == "secrets_put":
         api.call("DELETE", f"/v1/secrets/{path['name']}")
-=======
     elif name == "ports_declare":
         api.call("DELETE", response.headers["location"])
->>>>>>> gateway
     elif name == "webhooks_create":
         api.call("DELETE", f"/v1/webhooks/{response.json()['id']}")
     elif response.status_code == 201 and name in {"sandboxes_create", "lineage_fork", "lineage_fork_tree"}:

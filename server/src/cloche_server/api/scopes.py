@@ -54,12 +54,6 @@ NEEDS: Final[dict[str, Need]] = {
     "sandboxes_set_lifecycle": _EXEC,
     "sandboxes_load": _EXEC,
     "sandboxes_selftest": _EXEC,
-    # ports: who listens is asked of the guest
-    "ports_list": _EXEC,
-    "ports_get": _EXEC,
-    "ports_declare": _EXEC,
-    "ports_remove": _EXEC,
-    "ports_token": _EXEC,
     # commands and files
     "exec_run": _EXEC,
     "exec_stream": _EXEC,
