@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ import pytest_asyncio
 from cloche_server.core.addresses import Address
 from cloche_server.core.network import SecretGrant
 from cloche_server.core.policy_input import parse_policy
+from cloche_server.host.clock import SystemClock
 from cloche_server.netd import intake as intake_module
 from cloche_server.netd.dial import Dialer
 from cloche_server.netd.flow import Carrier, Refused, Target, Verdict
@@ -46,12 +46,10 @@ class Engine:
 
     def __init__(self) -> None:
         self.targets: list[Target] = []
-        self.families: list[int] = []
         self.cancelled = 0
 
     async def serve(self, guest: socket.socket, target: Target, carrier: Carrier) -> None:
         self.targets.append(target)
-        self.families.append(guest.family)
         loop = asyncio.get_running_loop()
         try:
             data = await loop.sock_recv(guest, 1000)
@@ -166,23 +164,28 @@ async def test_the_engine_is_cancelled_when_the_policy_changes(box: Box) -> None
     writer.close()
 
 
+class StillClock(SystemClock):
+    """Moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.at = super().monotonic()
+
+    def monotonic(self) -> float:
+        return self.at
+
+
 async def test_what_is_read_keeps_to_the_bandwidth(box: Box) -> None:
-    box.policy({"limits": {"bandwidth_kbps": 800}}, [GRANT])
-    assert await box.say(HEAD) == b"engine"
-    assert box.engine.families == [socket.AF_UNIX]  # not the guest itself: what is between them is paced
-    assert box.engine.targets[0].name == "a.test"
-    box.policy({}, [GRANT])
-    assert await box.say(HEAD) == b"engine"
-    assert box.engine.families == [socket.AF_UNIX, socket.AF_INET]
-    box.policy({"limits": {"bandwidth_kbps": 800}}, [GRANT])
-    reader, writer = await box.talk(HEAD)
-    assert await reader.read(1000) == b"engine"
-    assert box.policy({"mode": "none"}) == 1
+    clock = box.session.shared.clock = StillClock()
+    box.policy({"limits": {"bandwidth_kbps": 800}})
+    await box.session.pace(16384, 0)  # what may pass after a rest
+    assert box.session.up.take(1, clock.at) == 0
+    assert box.session.down.take(1, clock.at) == 1
+    held = asyncio.create_task(box.session.pace(1000, 0))
+    await asyncio.sleep(0)
+    assert not held.done()
+    clock.at += 1
     async with asyncio.timeout(10):
-        with contextlib.suppress(ConnectionError):
-            while await reader.read(100):
-                pass
-    writer.close()
+        await held
 
 
 async def test_without_an_engine_nothing_is_carried_unread(box: Box) -> None:
