@@ -131,6 +131,11 @@ class Settings:
     network_resolvers: str = _setting(
         "", "Addresses of the name servers that are asked for sandboxes, with commas; empty: those of this host."
     )
+    network_never: str = _setting(
+        "127.0.0.0/8,::1/128,169.254.0.0/16,fe80::/10",
+        "Networks that no rule of a sandbox opens, with commas. Those around this host are open to whoever writes a rule "
+        "for them: name them here if tenants are not trusted with that.",
+    )
     network_ca: Path | None = _setting(
         None, "Authorities (PEM) that servers are trusted by when a secret goes to them, besides those of this host."
     )

@@ -84,13 +84,24 @@ def build_network(settings: Settings, carrier: Carrier | None = None) -> NoNetwo
     return Networks(Slots(settings.data / "net", settings.network_prepared), carrier)
 
 
+def words(text: str) -> list[str]:
+    """What stands between commas."""
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
 class HostNetwork:
     """The network while a server runs: slots that are kept ready, and netd. To make one blocks."""
 
     def __init__(self, settings: Settings) -> None:
-        resolvers = [part.strip() for part in settings.network_resolvers.split(",") if part.strip()]
-        told = {"resolvers": resolvers or None, "proxy": settings.network_proxy or None}
-        self._netd = Netd(settings.data, uid, told, settings.network_ca) if settings.network == "on" else None
+        on = settings.network == "on"
+        told = {
+            "resolvers": words(settings.network_resolvers) or None,
+            "proxy": settings.network_proxy or None,
+            "never": words(settings.network_never),
+        }
+        # The first user of the block: no machine is ever given it.
+        uid = claim(settings.data, settings.uid_base).first if on else 0
+        self._netd = Netd(settings.data, uid, told, settings.network_ca) if on else None
         self.network = build_network(settings, self._netd)
 
     async def start(self) -> None:
