@@ -9,6 +9,7 @@ is an error, so that a typing mistake never runs silently with a default.
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import os
 import re
 import tomllib
@@ -133,8 +134,8 @@ class Settings:
     )
     network_never: str = _setting(
         "127.0.0.0/8,::1/128,169.254.0.0/16,fe80::/10",
-        "Networks that no rule of a sandbox opens, with commas. Those around this host are open to whoever writes a rule "
-        "for them: name them here if tenants are not trusted with that.",
+        "Networks that no rule of a sandbox opens, with commas. Others around this host are open to whoever writes a "
+        "rule for them: name them here if tenants are not trusted with that.",
     )
     network_ca: Path | None = _setting(
         None, "Authorities (PEM) that servers are trusted by when a secret goes to them, besides those of this host."
@@ -363,6 +364,23 @@ def _check_together(settings: Settings) -> None:
         raise SettingsError(f"preview_url = {settings.preview_url}: it begins with http:// or https://")
     if settings.exec_default_timeout > settings.exec_max_timeout:
         raise SettingsError("exec_default_timeout is above exec_max_timeout")
+    _check_network(settings)
+
+
+def _check_network(settings: Settings) -> None:
+    for name, text, parse in (
+        ("network_never", settings.network_never, ipaddress.ip_network),
+        ("network_resolvers", settings.network_resolvers, ipaddress.ip_address),
+    ):
+        for part in filter(None, (part.strip() for part in text.split(","))):
+            try:
+                parse(part)
+            except ValueError:
+                raise SettingsError(
+                    f"{name}: {part!r} is not {'a network' if 'never' in name else 'an address'}"
+                ) from None
+    if settings.network_proxy and not settings.network_proxy.startswith(("http://", "socks5://")):
+        raise SettingsError("network_proxy begins with http:// or socks5://")  # never quoted: it may hold a password
 
 
 def reference() -> str:

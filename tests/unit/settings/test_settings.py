@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -84,3 +85,17 @@ def test_a_switch_in_the_file(tmp_path: Path) -> None:
     file.write_text("webhook_private = true\nevents_keep_days = 2\n")
     found = load({}, {"CLOCHE_CONFIG": str(file)})
     assert (found.webhook_private, found.events_keep_days) == (True, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("network_never", "10.0.0.0/8,nowhere", "'nowhere' is not a network"),
+        ("network_resolvers", "192.0.2.53, dns.example", "'dns.example' is not an address"),
+        ("network_proxy", "ftp://user:hidden@192.0.2.1", "begins with http:// or socks5://"),
+    ],
+)
+def test_what_netd_is_told_is_checked_before_it_starts(name: str, value: str, told: str) -> None:
+    with pytest.raises(SettingsError, match=re.escape(told)) as error:
+        load({name: value}, {})
+    assert "hidden" not in str(error.value)
