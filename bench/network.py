@@ -162,9 +162,8 @@ def throughput(site: Any, world_ns: str, slot_ns: str, guest_ns: str) -> None:
     try:
         netns_kit.nft_in(
             slot_ns,
-            f'insert rule inet slot take iifname "tap0" tcp dport {PORT} ip daddr 192.168.127.1 accept\n'
-            f'insert rule inet slot arrive iifname "tap0" tcp dport {PORT} accept\n'
-            f'insert rule inet slot local iifname "tap0" tcp dport {PORT} accept\n',
+            f'insert rule inet cloche to_us iifname "tap0" tcp dport {PORT} ip daddr 192.168.127.1 accept\n'
+            f'insert rule inet cloche arriving iifname "tap0" tcp dport {PORT} accept\n',
         )
         for way, word in (("d", "down"), ("u", "up")):
             bare = max(fetch(guest_ns, "192.168.127.1", way) for _ in range(2))

@@ -67,6 +67,9 @@ class Carrier:
         await asyncio.get_running_loop().sock_connect(dialed, ("127.0.0.1", self._port))
         return dialed
 
+    async def pace(self, sent: int, received: int) -> None:
+        return None
+
     def count(self, target: Target, sent: int, received: int) -> None:
         return None
 

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import base64
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from cases import ONLY_A, Try, case
 from world_kit import A4
 
 INSIDE = "inside HTTP"
+#: Host A, whose TLS is read because a rule speaks of its requests.
+READ_A: Mapping[str, Any] = {
+    "mode": "allow-list",
+    "rules": [{"id": "get", "action": "allow", "domain": "a.test", "methods": ["GET"], "paths": ["/ok*"]}],
+}
 
 
 def _answer(t: Try, *pieces: bytes, until: bytes | None = None, port: int = 80) -> bytes:
@@ -81,10 +88,9 @@ def _(t: Try) -> None:
     assert not _reached(t, "b.test")
 
 
-@case(INSIDE, "method and path of a rule", "GET below /ok is allowed, POST and other paths are not", {
-    "mode": "allow-list",
-    "rules": [{"id": "get", "action": "allow", "domain": "a.test", "methods": ["GET"], "paths": ["/ok*"]}],
-}, engine=True)  # fmt: skip
+@case(
+    INSIDE, "method and path of a rule", "GET below /ok is allowed, POST and other paths are not", READ_A, engine=True
+)
 def _(t: Try) -> None:
     def ask(method: str, path: str) -> bytes:
         head = f"{method} {path} HTTP/1.1\r\nHost: a.test\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
@@ -95,3 +101,42 @@ def _(t: Try) -> None:
     assert b" 403 " in ask("GET", "/other")
     assert b" 403 " in ask("GET", "/ok/../other")
     assert b" 403 " in ask("GET", "/ok/%2e%2e/other")
+
+
+@case(INSIDE, "requests under a limit of bandwidth", "read and judged all the same", {
+    **READ_A, "limits": {"bandwidth_kbps": 8000}}, engine=True)  # fmt: skip
+def _(t: Try) -> None:
+    assert b" 200 " in t.guest.https(A4, "a.test", b"GET /ok/1 HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n")
+    assert b" 403 " in _answer(t, b"GET /no HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n")
+
+
+@case(INSIDE, "method and path inside TLS", "TLS is read where a rule speaks of requests", READ_A, engine=True)
+def _(t: Try) -> None:
+    assert b" 200 " in t.guest.https(A4, "a.test", b"GET /ok/1 HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n")
+    assert b" 403 " in t.guest.https(A4, "a.test", b"GET /no HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n")
+    assert _reached(t, "a.test")
+    assert not any("/no" in line for line in t.site.world.a.lines)
+
+
+@case(INSIDE, "another Host inside TLS that is read", "refused: fronting does not pass", READ_A, engine=True)
+def _(t: Try) -> None:
+    for host in (b"fronted.test", b"b.test", b"www.a.test"):
+        answer = t.guest.https(A4, "a.test", b"GET /ok HTTP/1.1\r\nHost: " + host + b"\r\nConnection: close\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 4"), host
+    assert not any("http" in line for line in t.site.world.a.lines)
+
+
+@case(INSIDE, "second request inside TLS for another host", "refused on the kept connection", READ_A, engine=True)
+def _(t: Try) -> None:
+    both = (
+        b"GET /ok HTTP/1.1\r\nHost: a.test\r\n\r\nGET /ok HTTP/1.1\r\nHost: fronted.test\r\nConnection: close\r\n\r\n"
+    )
+    assert b" 200 " in t.guest.https(A4, "a.test", both)
+    assert not _reached(t, "fronted.test")
+
+
+@case(INSIDE, "absolute target inside TLS for another host", "refused", READ_A, engine=True)
+def _(t: Try) -> None:
+    head = b"GET https://fronted.test/ok HTTP/1.1\r\nHost: a.test\r\nConnection: close\r\n\r\n"
+    assert t.guest.https(A4, "a.test", head).startswith(b"HTTP/1.1 4")
+    assert not any("http" in line for line in t.site.world.a.lines)

@@ -66,9 +66,9 @@ def _ping(address: str) -> str:
             return "refused"
 
 
-@case(WAYS, "ICMP with a payload", "no echo from anywhere", OPEN)
+@case(WAYS, "ICMP with a payload", "no echo from anywhere but the gateway", OPEN)
 def _(t: Try) -> None:
-    for address in (B4, B6, NETD4, "192.168.127.1"):
+    for address in (B4, B6, NETD4):
         assert t.guest.run(lambda address=address: _ping(address)) != "answered", address
 
 

@@ -89,6 +89,8 @@ class _site:
         netd = Netd(host_ns, self._where)
         self._undo.append(netd.close)
         netd.call("configure", resolvers=[world_of.DNS4])
+        authority = {"certificate": world.ca.read_text(), "key": world.ca.with_name("ca.key").read_text()}
+        netd.call("secrets", workspace="w", values={}, ca=authority)
         attach(netd, slot, {"mode": "none"})
         return Site(world, netd, slot)
 

@@ -25,6 +25,7 @@ class Netd:
     def __init__(self, namespace: str, where: Path) -> None:
         self.socket = where / "netd.sock"
         self.errors = where / "netd.log"
+        self.trusted = where / "ca.pem"
         self._namespace = namespace
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -41,7 +42,12 @@ class Netd:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "PYTHONFAULTHANDLER": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+                env={
+                    **os.environ,
+                    "PYTHONFAULTHANDLER": "1",
+                    "SSL_CERT_FILE": str(self.trusted),
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                },
             )
 
     def _connect(self) -> FdClient:

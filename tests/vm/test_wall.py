@@ -256,3 +256,24 @@ def test_doctor_makes_a_sandbox_and_tries_it(new_server: Callable[..., Server]) 
     assert findings["jail"] == "ok"
     assert findings["vmm.root"] == findings["vmm.strangers"] == findings["guest.disks"] == "ok"
     assert not leaks.left_after_end(server.data)
+
+
+def test_machines_of_a_server_without_jails_run_on_and_say_so(new_server: Callable[..., Server]) -> None:
+    server = new_server(pool_launched=0, pool_warm=0, jail="off")
+    box = server.api.create()
+    assert box.refresh()["isolation"]["jailed"] is False
+    assert uids.uid_of(server.qemu(box.id).pid) == 0
+    probes = server.api.call("POST", f"{box.path}/selftest")["probes"]
+    assert not any(probe["held"] for probe in probes if probe["name"].startswith("vmm."))
+    server.kill()
+    server.settings["jail"] = "on"
+    server.start()
+    box = server.api.attach(box.id)
+    assert box.refresh()["isolation"]["jailed"] is False
+    child = box.fork()
+    assert child.refresh()["isolation"]["jailed"] is True
+    selftest(server.api, child)
+    box.hibernate()
+    box.wake()
+    assert box.refresh()["isolation"]["jailed"] is True
+    selftest(server.api, box)

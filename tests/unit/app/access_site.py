@@ -21,23 +21,31 @@ from cloche_server.api.openapi import build_document
 from cloche_server.api.protocol import protocol_for
 from cloche_server.app.archive_import import Importer
 from cloche_server.app.audit import Audit
+from cloche_server.app.broker import Broker
 from cloche_server.app.console import Consoles
 from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
 from cloche_server.app.export import Exporter
 from cloche_server.app.files import Files
 from cloche_server.app.names import NamedCreates
+from cloche_server.app.network import NetworkVerbs
+from cloche_server.app.ports import Ports
 from cloche_server.app.promote_template import Promoter
+from cloche_server.app.secrets import Secrets
+from cloche_server.app.selftest import SelfTests
 from cloche_server.app.services import Services
 from cloche_server.app.template_keeper import TemplateKeeper
 from cloche_server.app.templates import Templates
 from cloche_server.app.tokens import Tokens, insert
 from cloche_server.app.webhooks import Webhooks
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.previews import PortAccess
 from cloche_server.core.records import Isolation, TokenInfo
 from cloche_server.host.append import AppendLog
 from cloche_server.host.outbound import Sender
 from cloche_server.settings import Settings
+from cloche_server.store.ports import PortStore
+from cloche_server.store.secrets import SecretStore
 from cloche_server.store.tokens import TokenStore
 from cloche_server.store.webhooks import WebhookStore
 from kit.fake_engine import FakeGuest
@@ -47,7 +55,7 @@ PASSING = {"x-request-id", "x-ratelimit-remaining", "x-ratelimit-reset"}
 #: Enough for every request to be valid; what a route does not know is ignored.
 BODY: dict[str, Any] = {
     "cmd": "id", "path": "/x", "from": "/x", "to": "/y", "cpu_seconds": 1000, "scope": "read",
-    "url": "http://127.0.0.1:1/", "name": "n1", "count": 1,
+    "url": "http://127.0.0.1:1/", "name": "n1", "count": 1, "value": "v", "port": 8080,
 }  # fmt: skip
 
 
@@ -113,7 +121,7 @@ class Operation:
         found = self.path
         for number, part in enumerate(part for part in self.path.split("/") if part.startswith("{")):
             found = found.replace(part, one if number == 0 else "1")
-        return found + "?path=/etc/hostname"
+        return found + "?path=/etc/hostname&host=a.test"
 
 
 def operations() -> list[Operation]:
@@ -175,7 +183,8 @@ class AccessSite:
 
 
 async def call(client: httpx.AsyncClient, operation: Operation, one: str, **fields: Any) -> httpx.Response:
-    body = None if operation.method in {"GET", "DELETE"} else {**BODY, **fields}
+    more = {"mode": "none"} if operation.id == "network_put" else {}
+    body = None if operation.method in {"GET", "DELETE"} else {**BODY, **more, **fields}
     return await client.request(operation.method, operation.target(one), json=body)
 
 
@@ -202,6 +211,9 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
     webhooks = Webhooks(WebhookStore(host.database), host.supervisor.journal, host.clock, group, make, private=True)
     keeper = TemplateKeeper(site.templates, host.catalog, host.store, host.pools)
     parts = (host.machines, site.templates, host.catalog)
+    kept = Secrets(SecretStore(host.database), host.root.parent, None, host.clock)
+    trust = Broker(kept, host.supervisor, host.machines.network)
+    ports = Ports(host.access, PortStore(host.database), host.clock, b"k" * 32, PortAccess.PUBLIC, None)
     return Services(
         settings=chosen, clock=host.clock, isolation=Isolation(), access=host.access, creator=host.creator,
         creates=NamedCreates(host.creates, host.access, host.lifecycle), lifecycle=host.lifecycle, sleep=host.sleep,
@@ -210,7 +222,9 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
         importer=Importer(chosen, *parts, host.clock), execs=Execs(host.access), files=Files(host.access),
         consoles=Consoles(host.access, host.root), templates=Templates(site.templates, keeper),
         tokens=Tokens(TokenStore(host.database), host.clock), meters=host.meters, budgets=host.spending,
-        events=Events(host.access, host.supervisor), webhooks=webhooks,
+        events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, ports=ports,
+        network=NetworkVerbs(host.access, host.supervisor, host.machines.network, trust),
+        selftests=SelfTests(host.access, host.machines, site.templates),
         audit=None if audit is None else Audit(AppendLog(audit, 1 << 20, 2)),
     )  # fmt: skip
 
@@ -231,6 +245,8 @@ async def furnish(site: AccessSite, templates: Site, what: Belongings) -> None:
     for place in (what.ids, what.gone):
         place["webhooks"] = await made("webhooks", url="http://127.0.0.1:1/")
         place["tokens"] = await made("tokens", scope="read")
+        place["secrets"] = f"{'made' if place is what.ids else 'gone'}-by-{what.workspace}"
+        assert (await client.put(f"/v1/secrets/{place['secrets']}", json={"value": "v"})).status_code in {200, 201}
     for name, value in what.gone.items():
         assert (await client.delete(f"/v1/{name}/{value}")).status_code == 204
     what.ids["templates"] = f"made-by-{what.workspace}"
@@ -243,6 +259,7 @@ async def build(host: Host, crew: Crew, templates: Site, chosen: Settings, audit
     services = services_of(host, crew, templates, chosen, audit)
     services.ready.set()
     await services.webhooks.start()
+    await services.secrets.start()
     nobody: Any = None
     site = AccessSite(host, services, build_app(services), TokenStore(host.database), nobody, nobody)
     async with contextlib.AsyncExitStack() as stack:

@@ -64,6 +64,7 @@ async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[h
         tokens=Tokens(tokens, host.clock),
         meters=host.meters,
         budgets=host.spending,
+        network=unused,
         selftests=unused,
         ports=unused,
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.netctl import grant_from_json, grant_to_json
 from cloche_server.core.network import SecretGrant, SecretPlace
-from cloche_server.core.secrets import grant_reaches, host_matches, parse_grants, path_matches, shown_grant
+from cloche_server.core.secrets import grant_reaches, parse_grants, shown_grant
 
 
 def zeros(count: int) -> bytes:
@@ -126,36 +126,21 @@ def test_any_json_is_parsed_or_refused(raw: list[Any]) -> None:
     assert parse_grants([shown_grant(one) for one in made], zeros) == made
 
 
-def test_hosts() -> None:
-    assert host_matches("a.test", "a.test")
-    assert host_matches("*.a.test", "x.a.test")
-    assert host_matches("*.a.test", "y.x.a.test")
-    for pattern, host in [
-        ("*.a.test", "a.test"),
-        ("a.test", "x.a.test"),
-        ("*.a.test", "xa.test"),
-        ("a.test", "a.test.b"),
-        ("*.a.test", ".a.test"),
-    ]:
-        assert not host_matches(pattern, host), (pattern, host)
-
-
 @pytest.mark.parametrize(
     ("path", "allowed"),
     [
         ("/v1/x", True), ("/v1/", True), ("/v1/a%20b", True), ("/v1/x/", True), ("/v1/a/../b", True),
         ("/v1", False), ("/v2/x", False), ("/v1/../v2", False), ("/v1/%2e%2e/v2", False), ("/v1/..%2fv2", False),
-        ("/v1/%252e%252e/v2", False), ("/v1/..\\v2", False), ("//v1/x", False), ("/v1/../../v1/x", True),
+        ("/v1/%252e%252e/v2", False), ("/v1/..\\v2", False), ("/v1/..;x/v2", False), ("//v1/x", False),
+        ("/v1/../../v1/x", True),
     ],
 )  # fmt: skip
 def test_paths(path: str, allowed: bool) -> None:
-    assert path_matches(("/v1/*",), path) is allowed
-    assert path_matches((), path)
+    assert grant_reaches(parsed(paths=["/v1/*"]), "api.openai.com", "GET", path) is allowed
+    assert grant_reaches(parsed(), "api.openai.com", "GET", path)
 
 
 def test_exact_paths() -> None:
-    assert path_matches(("/v1", "/v1/x/"), "/v1")
-    assert path_matches(("/v1", "/v1/x/"), "/v1/x/")
-    assert not path_matches(("/v1",), "/v1/")
+    assert not grant_reaches(parsed(paths=["/x"]), "api.openai.com", "GET", "/x/")
     assert grant_reaches(parsed(methods=["get"], paths=["/x"]), "api.openai.com", "GET", "/x")
     assert not grant_reaches(parsed(methods=["get"], paths=["/x"]), "api.openai.com", "get", "/x")

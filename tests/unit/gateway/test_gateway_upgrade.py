@@ -6,14 +6,19 @@ import asyncio
 import base64
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import pytest
-from gateway_site import BOX, OWNER, Site, Wire, answering, head_of, ok, site
+from gateway_site import BOX, OWNER, Site, Wire, World, answering, head_of, ok, site
 
+from cloche_server.app.callers import ApiCallers, Owner
+from cloche_server.app.calls import revoked
 from cloche_server.app.ports import PortWish
 from cloche_server.core.previews import HostRule, PortAccess
 from cloche_server.gateway.gateway import Limits
+from kit.tokens import BEARER, AnyToken
 
+BEARER_LINE = f"Authorization: {BEARER['Authorization']}"
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 
 
@@ -168,6 +173,32 @@ async def test_what_is_open_ends_with_the_right_to_it(front: Site) -> None:
         assert await wire.ended()
         assert (await front.ask(f"GET /v1/p/{token}/ HTTP/1.1", host="localhost")).status == 401
         assert made.port == 3000
+
+
+async def test_a_token_of_the_api_that_is_revoked_cuts_what_it_has_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else."""
+    tokens: Any = AnyToken()
+
+    async def owner(_world: World, token: str, sandbox_id: str) -> Owner | None:
+        return await ApiCallers(tokens).owner(token, sandbox_id)
+
+    monkeypatch.setattr(World, "owner", owner)
+    async with site(tmp_path) as front, await front.serve(Echo()):
+        target = f"/v1/sandboxes/{BOX}/proxy/3000/"
+        wire = await opened(front, target, BEARER_LINE, host="localhost")
+        other = await opened(front)
+        for one in (wire, other):
+            assert (await one.reply()).status == 101
+            assert await one.reader.readexactly(5) == b"first"
+        tokens.calls.end(tokens.info.prefix, revoked())
+        assert await wire.ended()
+        assert not tokens.calls
+        await other.send(b"still here")
+        assert await other.reader.readexactly(10) == b"still here"
+        assert front.world.open == 1
+        assert (await front.ask("GET /v1/sandboxes/x HTTP/1.1", host="localhost")).status == 404
 
 
 async def test_a_connection_on_which_nothing_moves_is_cut(tmp_path: Path) -> None:

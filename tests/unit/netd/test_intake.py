@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -45,10 +46,12 @@ class Engine:
 
     def __init__(self) -> None:
         self.targets: list[Target] = []
+        self.families: list[int] = []
         self.cancelled = 0
 
     async def serve(self, guest: socket.socket, target: Target, carrier: Carrier) -> None:
         self.targets.append(target)
+        self.families.append(guest.family)
         loop = asyncio.get_running_loop()
         try:
             data = await loop.sock_recv(guest, 1000)
@@ -160,6 +163,25 @@ async def test_the_engine_is_cancelled_when_the_policy_changes(box: Box) -> None
     assert box.policy({"mode": "none"}) == 1
     assert await reader.read(1000) == b""
     assert box.engine.cancelled == 1
+    writer.close()
+
+
+async def test_what_is_read_keeps_to_the_bandwidth(box: Box) -> None:
+    box.policy({"limits": {"bandwidth_kbps": 800}}, [GRANT])
+    assert await box.say(HEAD) == b"engine"
+    assert box.engine.families == [socket.AF_UNIX]  # not the guest itself: what is between them is paced
+    assert box.engine.targets[0].name == "a.test"
+    box.policy({}, [GRANT])
+    assert await box.say(HEAD) == b"engine"
+    assert box.engine.families == [socket.AF_UNIX, socket.AF_INET]
+    box.policy({"limits": {"bandwidth_kbps": 800}}, [GRANT])
+    reader, writer = await box.talk(HEAD)
+    assert await reader.read(1000) == b"engine"
+    assert box.policy({"mode": "none"}) == 1
+    async with asyncio.timeout(10):
+        with contextlib.suppress(ConnectionError):
+            while await reader.read(100):
+                pass
     writer.close()
 
 

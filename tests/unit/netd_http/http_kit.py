@@ -52,6 +52,10 @@ def grant(**changes: Any) -> SecretGrant:
 ALL_PLACES = (SecretPlace.HEADER, SecretPlace.QUERY, SecretPlace.BODY)
 
 
+async def _open_gate(sent: int, received: int) -> None:
+    return None
+
+
 @dataclass
 class Double:
     """A carrier that dials what the test says, and remembers what it was told."""
@@ -64,6 +68,8 @@ class Double:
     dials: list[str] = field(default_factory=list)
     sent: int = 0
     received: int = 0
+    paced: tuple[int, int] = (0, 0)
+    gate: Callable[[int, int], Awaitable[None]] = _open_gate
     sandbox: str = "sb1"
     workspace: str = "ws1"
 
@@ -93,6 +99,10 @@ class Double:
             dialed.close()
             raise
         return dialed
+
+    async def pace(self, sent: int, received: int) -> None:
+        self.paced = (self.paced[0] + sent, self.paced[1] + received)
+        await self.gate(sent, received)
 
     def count(self, target: Target, sent: int, received: int) -> None:
         self.sent += sent

@@ -262,3 +262,28 @@ async def test_a_long_download_takes_no_memory(scene: Stage) -> None:
     writer.close()
     assert sums[0].digest() == sums[1].digest()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 30 * 1024
+
+
+@pytest.mark.parametrize("case", ["large upload", "large answer", "chunked upload"])
+async def test_bandwidth_is_asked_for_before_bytes_pass(scene: Stage, case: str) -> None:
+    request, made = CASES[case]
+    site = Recorder(made)
+    await scene.server(site)
+    gates = [asyncio.Event() for _ in range(2)]
+
+    async def gate(sent: int, received: int) -> None:
+        await gates[0 if sent else 1].wait()
+
+    scene.carrier.gate = gate
+    reader, writer = await scene.connect(await scene.door())
+    writer.write(request)
+    answer = asyncio.create_task(read_answer(reader))
+    async with asyncio.timeout(20):
+        while scene.carrier.paced == (0, 0):
+            await asyncio.sleep(0.01)
+        assert not answer.done()
+        for one in gates:
+            one.set()
+        found = await answer
+    writer.close()
+    assert scene.carrier.paced == (len(site.seen[0].body), len(found.body))

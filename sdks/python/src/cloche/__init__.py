@@ -104,6 +104,7 @@ from .models import (
     WebhookTest,
     WriteResult,
 )
+from .network import Decision, Explanation, NetworkPolicy, Secret
 from .ports import Port, PreviewToken
 from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
@@ -135,6 +136,7 @@ __all__ = [
     "ConnectFailed",
     "ConnectionLost",
     "Cost",
+    "Decision",
     "DirectoryNotEmpty",
     "EventGap",
     "EventStream",
@@ -145,6 +147,7 @@ __all__ = [
     "ExecResult",
     "ExecStream",
     "Exit",
+    "Explanation",
     "FileBusy",
     "FileEntry",
     "FileError",
@@ -166,6 +169,7 @@ __all__ = [
     "NameTaken",
     "NameTooLong",
     "NetworkError",
+    "NetworkPolicy",
     "NoSpace",
     "NotADirectory",
     "NotARegularFile",
@@ -185,6 +189,7 @@ __all__ = [
     "SandboxNotFound",
     "SandboxTermination",
     "SandboxUnreachable",
+    "Secret",
     "ServerError",
     "ServerUnavailable",
     "Snapshot",

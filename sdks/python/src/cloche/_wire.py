@@ -247,7 +247,12 @@ def sandbox_info(data: Json) -> models.SandboxInfo:
         cpus=int(data.get("cpus") or data.get("cpu") or 0),
         memory_mb=int(data.get("memory_mb") or 0),
         disk_mb=int(data.get("disk_mb") or 0),
-        isolation=models.Isolation(*(str(isolation.get(k) or "") for k in ("boundary", "vmm", "accel"))),
+        isolation=models.Isolation(
+            boundary=str(isolation.get("boundary") or ""),
+            vmm=str(isolation.get("vmm") or ""),
+            accel=str(isolation.get("accel") or ""),
+            jailed=bool(isolation.get("jailed")),
+        ),
         metadata=dict(data.get("metadata") or {}),
         env_keys=tuple(data.get("env_keys") or ()),
         created_at=timestamp(data.get("created_at")),

@@ -18,6 +18,7 @@
       CommandError                CommandFailed, CommandTimeout, CommandCancelled
       TimeoutError                CommandTimeout, RequestTimeout, WaitTimeout (also the builtin TimeoutError)
       FileError                   FileNotFound, IsADirectory, PermissionDenied, …
+      NetworkError                the network, its policy or its secrets cannot be had as asked for
       PortError                   nothing listens on a port, or what does cannot be used
       TemplateError
       SnapshotError               SnapshotNotFound, SnapshotCorrupt, SnapshotIncompatible

@@ -167,11 +167,13 @@ class ExecInfo:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The boundary around a sandbox. `accel` is `kvm`, or `tcg` for software emulation."""
+    """The boundary around a sandbox. `accel` is `kvm`, or `tcg` for software emulation; `jailed`: its process on the
+    host has no rights and sees no files."""
 
     boundary: str = ""
     vmm: str = ""
     accel: str = ""
+    jailed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,10 +95,12 @@ def silence() -> Handler:
     return handler
 
 
-def says(status: int, value: object = None) -> Handler:
-    """An answer in JSON, or with nothing in it."""
+def says(status: int, value: object = None, heard: list[Any] | None = None) -> Handler:
+    """An answer in JSON, or with nothing in it. `heard` gets the JSON of the request."""
 
-    async def handler(_request: Request, reply: Reply) -> None:
+    async def handler(request: Request, reply: Reply) -> None:
+        if heard is not None:
+            heard.append(await request.json())
         await (reply.send(status) if value is None else reply.json(status, value))
 
     return handler

@@ -76,6 +76,7 @@ TAGS: Final = (
     ("snapshots", "What a sandbox was at one moment, and what goes on from it."),
     ("events", "What has happened."),
     ("webhooks", "Receivers that events are sent to."),
+    ("network", "What a sandbox may reach, and what became of what it tried."),
     ("secrets", "What sandboxes may use without knowing it."),
     ("ports", "What listens in a sandbox, and who may reach it from outside."),
     ("usage", "What sandboxes have used, and budgets that limit it."),

@@ -14,7 +14,7 @@ from fastapi import Request
 from cloche_server.api.context import services_of, token_of
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import TokenInfo
-from cloche_server.core.scopes import Scope
+from cloche_server.core.scopes import NOWHERE, Scope
 
 
 class Reach(Enum):
@@ -53,6 +53,7 @@ NEEDS: Final[dict[str, Need]] = {
     "sandboxes_delete": _EXEC,
     "sandboxes_set_lifecycle": _EXEC,
     "sandboxes_load": _EXEC,
+    "sandboxes_selftest": _EXEC,
     # commands and files
     "exec_run": _EXEC,
     "exec_stream": _EXEC,
@@ -67,12 +68,6 @@ NEEDS: Final[dict[str, Need]] = {
     "files_stat": _EXEC,
     "files_mkdir": _EXEC,
     "files_move": _EXEC,
-    # ports: what listens is asked in the sandbox, and a link opens it
-    "ports_list": _EXEC,
-    "ports_get": _EXEC,
-    "ports_declare": _EXEC,
-    "ports_remove": _EXEC,
-    "ports_token": _EXEC,
     # lineage: forks are other sandboxes, and so are siblings
     "lineage_fork": _EXEC_ALL,
     "lineage_fork_tree": _EXEC_ALL,
@@ -136,9 +131,6 @@ NEEDS: Final[dict[str, Need]] = {
     "tokens_audit": _ADMIN_ALL,
 }
 CLOSED: Final = _ADMIN_ALL
-#: A workspace in which nothing is, for a token of one sandbox that asks for another: what it is answered is what it
-#: would be answered for an id that nobody has. No token has this name, because names are printable.
-NOWHERE: Final = "\0"
 
 
 def need_of(operation: str) -> Need:

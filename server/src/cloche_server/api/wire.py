@@ -51,6 +51,12 @@ LIFETIME = "Deleted so long after its creation, whatever is renewed, resumed or 
 # ------------------------------------------------------------------ requests
 
 
+class IsolationBody(Wire):
+    minimum: Literal["any", "microvm", "microvm-kvm"] = Field(
+        "any", description="Refuse to create with a weaker isolation than this."
+    )
+
+
 class CreateBody(Wire):
     template: ShortText = Field("base", description="Name or alias of a template.")
     name: Name | None = Field(None, description="Unique among the living of the workspace.")
@@ -88,10 +94,13 @@ class CreateBody(Wire):
     secrets: Annotated[list[GrantBody], Field(max_length=64)] = Field(
         default_factory=list, description="Secrets of the workspace that it may use without knowing them."
     )
-    network: NetworkBody | None = Field(None, description="What it may reach; default: what the operator has set.")
+    network: NetworkBody | None = Field(
+        None, description="What it may reach; default: that of the snapshot, else what the operator has set."
+    )
     minimum_boundary: Literal["any", "microvm", "microvm-kvm"] = Field(
         "any", description="Refuse to create with a weaker isolation than this."
     )
+    isolation: IsolationBody | None = Field(None, description="`minimum` is the same as `minimum_boundary`.")
 
 
 class ExecBody(Wire):

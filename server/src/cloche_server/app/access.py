@@ -41,8 +41,8 @@ class Access:
         entry = self._supervisor.get(sandbox_id)
         if entry is not None and entry.record.workspace == workspace and entry.record.status in LISTED:
             return entry
-        past = await self._store.get(sandbox_id) if is_sandbox_id(sandbox_id) else None
-        if past is None or past.workspace != workspace or past.termination is None:
+        past = await self._store.get_of(workspace, sandbox_id) if is_sandbox_id(sandbox_id) else None
+        if past is None or past.termination is None:
             raise not_found(_shown(sandbox_id))
         ended = {"reason": past.termination.reason.value, "at": rfc3339(past.ended_at or past.termination.at)}
         raise not_found(_shown(sandbox_id), {"termination": ended})

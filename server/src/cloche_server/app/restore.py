@@ -114,6 +114,7 @@ class Restores:
         record, now = entry.record, self._clock.now()
         return {
             "process": slot.machine.ref,
+            "isolation": self._machines.engine.isolation,
             "started_at": now,
             "boot_ms": took,
             "boot_mode": slot.mode,

@@ -95,6 +95,8 @@ class Snapshots:
             parent_snapshot_id=record.checkpoint_id,
             cold=record.cold or not memory,
             memory=memory,
+            network=record.network,
+            grants=record.grants,
         )
         made: list[Snapshot] = []
         try:

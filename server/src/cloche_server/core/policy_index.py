@@ -118,6 +118,8 @@ class _Summary:
     reads_allow: int = _END
     reads_deny: int = _END
     with_network: list[Line] = field(default_factory=list)
+    #: Exact names that allow rules open and whose ports they state.
+    stated: list[str] = field(default_factory=list)
 
 
 class RuleIndex:
@@ -186,13 +188,7 @@ class RuleIndex:
     def named_before(self, order: int | None, place: Place, port: int, transport: Transport) -> Named:
         """What rules with some domain could say about a port at an address, of those before a place in the policy
         (None: of all)."""
-        key = (port, transport)
-        summary = self._named_by_port.get(key)
-        if summary is None:
-            if len(self._named_by_port) >= _KEPT_PORTS:
-                self._named_by_port.clear()
-            summary = _summary(line for line in self._named if line.applies(port, transport))
-            self._named_by_port[key] = summary
+        summary = self._of_port(port, transport)
         before = _END if order is None else order
         public = place.kind is AddressClass.PUBLIC
         near = [line for line in summary.with_network if line.order < before and line.covers(place)]
@@ -204,19 +200,27 @@ class RuleIndex:
             or any(line.rule.reads_http for line in near),
         )
 
+    def _of_port(self, port: int, transport: Transport) -> _Summary:
+        key = (port, transport)
+        summary = self._named_by_port.get(key)
+        if summary is None:
+            if len(self._named_by_port) >= _KEPT_PORTS:
+                self._named_by_port.clear()
+            summary = _summary(line for line in self._named if line.applies(port, transport))
+            self._named_by_port[key] = summary
+        return summary
+
     def stated_names(self, port: int, transport: Transport) -> list[str]:
         """Exact names that allow rules open on a port that they state, in order."""
-        found = [
-            line.rule.domain or ""
-            for line in self._named
-            if line.allows and line.explicit_ports and line.applies(port, transport)
-        ]
-        return [name for name in dict.fromkeys(found) if not name.startswith("*.")]
+        return self._of_port(port, transport).stated
 
 
 def _summary(lines: Iterable[Line]) -> _Summary:
     made = _Summary()
     for line in lines:
+        domain = line.rule.domain or "*."
+        if line.allows and line.explicit_ports and not domain.startswith("*.") and domain not in made.stated[-1:]:
+            made.stated.append(domain)
         if line.network is not None:
             made.with_network.append(line)
             continue

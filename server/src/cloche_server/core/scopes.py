@@ -9,6 +9,9 @@ from cloche_server.core.errors import ClocheError
 
 #: The longest life that may be asked for when a token is made (seconds): ten years.
 MAX_EXPIRY_SECONDS: Final = 315_360_000
+#: A workspace in which nothing is, for a token of one sandbox that asks for another: what it is answered is what it
+#: would be answered for an id that nobody has. No token has this name, because names are printable.
+NOWHERE: Final = "\0"
 #: Living tokens of one workspace.
 MAX_TOKENS: Final = 1000
 

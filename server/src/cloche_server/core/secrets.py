@@ -3,15 +3,15 @@ matches. Pure; where values are kept is `store/secrets.py`, where they are put i
 
 from __future__ import annotations
 
-import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import unquote
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.names import matches
 from cloche_server.core.network import SecretGrant, SecretPlace
+from cloche_server.core.policy_paths import path_matches
 
 #: Bytes of UTF-8.
 MAX_VALUE: Final = 64 * 1024
@@ -90,36 +90,12 @@ def check_value(value: str) -> None:
 # ------------------------------------------------------------------ matching
 
 
-def host_matches(pattern: str, host: str) -> bool:
-    """`*.name` stands for every name below it, not for itself. Both in lower case without a final dot."""
-    if pattern.startswith("*."):
-        return host.endswith(pattern[1:]) and len(host) > len(pattern) - 1
-    return pattern == host
-
-
-def path_matches(patterns: Sequence[str], path: str) -> bool:
-    """Whether a path, as sent, is one of these (none: any). It must match also as a server may read it: with escapes
-    taken out and dot segments resolved."""
-    if not patterns:
-        return True
-    plain = path
-    for _ in range(4):
-        plain = unquote(plain, errors="replace")
-    plain = plain.replace("\\", "/")
-    read = posixpath.normpath("/" + plain.lstrip("/")) + ("/" if plain.endswith("/") and plain.strip("/") else "")
-    return all(any(_one_path(pattern, form) for pattern in patterns) for form in (path, read))
-
-
-def _one_path(pattern: str, path: str) -> bool:
-    return path.startswith(pattern[:-1]) if pattern.endswith("*") else path == pattern
-
-
 def grant_reaches(grant: SecretGrant, host: str, method: str, path: str) -> bool:
     """Whether the value may be put into a request like this at all."""
     return (
-        any(host_matches(pattern, host) for pattern in grant.hosts)
+        any(matches(pattern, host) for pattern in grant.hosts)
         and (not grant.methods or method in grant.methods)
-        and path_matches(grant.paths, path)
+        and (not grant.paths or path_matches(grant.paths, path, strict=True))
     )
 
 

@@ -123,12 +123,12 @@ class Groups:
     def make(self, machine: str, limits: Limits) -> tuple[list[int], list[str]]:
         """Makes the groups of a machine. Descriptors of the files through which a process joins them, which are the
         caller's to close, and what could not be limited."""
-        if not self._prepared:
-            self._prepare()
+        folders = self._folders(machine)
+        if not self._prepared or not all(folder.parent.is_dir() for folder in folders.values()):
+            self._prepare()  # for the first time, or again after `remove_all` of another process
         fds: list[int] = []
         failures: list[str] = []
         wanted = values(self.facts.version, limits)
-        folders = self._folders(machine)
         for controller, folder in folders.items():
             try:
                 folder.mkdir(exist_ok=True)

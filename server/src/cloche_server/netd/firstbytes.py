@@ -98,7 +98,7 @@ def _request(method: bytes, target: str, head: list[bytes]) -> Claim:
             return Claim(ClaimKind.HTTP, None, "the request line and the Host header do not agree")
     name = canonical_name(_plain(host))
     if name is None:
-        return Claim(ClaimKind.HTTP, None, "the Host header is not the name of a host")
+        return Claim(ClaimKind.HTTP, None, "the Host header names no host; addresses need a rule with a cidr")
     return Claim(ClaimKind.HTTP, name)
 
 

@@ -58,6 +58,9 @@ class Carrier(Protocol):
         gives for it, allowed by policy, through the operator's proxy if there is one. Counts into the limits. Raises
         OSError, or `Refused` with the verdict."""
 
+    async def pace(self, sent: int, received: int) -> None:
+        """Returns when so many bytes may pass, in each direction: the bandwidth of the sandbox."""
+
     def count(self, target: Target, sent: int, received: int) -> None:
         """Bytes that were carried, for log and limits."""
 

@@ -13,6 +13,7 @@ from cloche_server.core.addresses import parse_address
 from cloche_server.core.policy import RAW, Claim, Decision, Outcome
 from cloche_server.netd import resolver
 from cloche_server.netd.firstbytes import MAX_BYTES, claim_of
+from cloche_server.netd.flow import HttpEngine
 from cloche_server.netd.origin import original_destination
 from cloche_server.netd.refusal import refuse
 from cloche_server.netd.relay import Pipes, Relay
@@ -29,6 +30,8 @@ _UNREAD: Final = Decision(
 _DNS_PORT: Final = 53
 #: So long a refusal waits for what a client that speaks first says (seconds).
 _SHORT: Final = 1.0
+#: What the engine has said last may take so long to pass under a limit of bandwidth (seconds).
+_LAST_BYTES: Final = 60.0
 
 
 class Intake:
@@ -220,9 +223,12 @@ class Connection:
             assert engine is not None
             flow.engine = True
             self._hang_up()
-            await engine.serve(self._guest, flow.target, session)
+            await self._read_by(engine)
             return
         await self._carry()
+
+    async def _read_by(self, engine: HttpEngine) -> None:
+        await engine.serve(self._guest, self._flow.target, self._session)
 
     async def _carry(self) -> None:
         session, flow = self._session, self._flow

@@ -169,18 +169,18 @@ class Session:
             raise Refused(Verdict(False, refused.rule, refused.reason))
         return await self.shared.dialer.connect_any(allowed, target.port)
 
+    async def pace(self, sent: int, received: int) -> None:
+        loop = asyncio.get_running_loop()
+        for bucket, want in ((self.up, sent), (self.down, received)):
+            while want > 0:
+                want -= bucket.take(want, loop.time())
+                if want > 0:
+                    await asyncio.sleep(bucket.delay())
+
     def count(self, target: Target, sent: int, received: int) -> None:
         flow = self.totals.flows.get(target.connection)
         if flow is not None:
             self.carried(flow, sent, received)
-
-    async def pace(self, sent: int, received: int) -> None:
-        """Waits until so many bytes may pass under the limit of bandwidth; for traffic that is not relayed."""
-        for bucket, left in ((self.up, sent), (self.down, received)):
-            while left > 0:
-                left -= bucket.take(left, self.shared.clock.monotonic())
-                if left > 0:
-                    await asyncio.sleep(bucket.delay())
 
     # ------------------------------------------------------------------ connections
 

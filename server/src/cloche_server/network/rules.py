@@ -35,6 +35,9 @@ SYSCTLS: Final = (
     (f"ipv6/conf/{TAP}/accept_ra", "0"),
     ("ipv4/ip_forward", "0"),
     ("ipv6/conf/all/forwarding", "0"),
+    # Otherwise a guest hears of one refusal a second, and what else is refused times out.
+    ("ipv4/icmp_ratelimit", "0"),
+    ("ipv6/icmp/ratelimit", "0"),
 )
 
 #: Early: what nobody will carry is refused, so that a guest learns of it at once.

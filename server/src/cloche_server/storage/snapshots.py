@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.netctl import grant_from_json, grant_to_json, policy_from_json, policy_to_json
+from cloche_server.core.network import NetworkPolicy, SecretGrant
 from cloche_server.core.ports import Captured, SavedState
 from cloche_server.core.records import ExecDefaults, Shape
 from cloche_server.host import files
@@ -44,6 +46,9 @@ class Snapshot:
     #: It holds memory and processes; else the disk only, which a machine boots from.
     memory: bool = True
     layers: Mapping[str, str] = field(default_factory=dict)
+    #: What its sandbox might reach, and the secrets it might use: a copy begins with the same. None: nobody knows.
+    network: NetworkPolicy | None = None
+    grants: tuple[SecretGrant, ...] = ()
 
 
 class SnapshotCatalog:
@@ -67,7 +72,7 @@ class SnapshotCatalog:
                 continue
             try:
                 snapshot = _from_meta(saved.read_meta(path), _size(path))
-            except (ClocheError, KeyError, TypeError, OSError):
+            except (ClocheError, KeyError, TypeError, ValueError, OSError):
                 unreadable.append(path.name)
                 continue
             found[snapshot.id] = snapshot
@@ -201,6 +206,8 @@ def _to_meta(snapshot: Snapshot) -> dict[str, Any]:
         "metadata": dict(snapshot.metadata),
         "parent_snapshot_id": snapshot.parent_snapshot_id,
         "layers": dict(snapshot.layers),
+        "network": None if snapshot.network is None else policy_to_json(snapshot.network),
+        "grants": [grant_to_json(grant) for grant in snapshot.grants],
     }
 
 
@@ -225,4 +232,6 @@ def _from_meta(meta: dict[str, Any], size: int) -> Snapshot:
         cold=bool(meta["cold"]),
         memory=bool(meta.get("memory", True)),  # of snapshots that were taken when all had memory
         layers=meta.get("layers", {}),
+        network=policy_from_json(meta["network"]) if meta.get("network") else None,
+        grants=tuple(grant_from_json(grant) for grant in meta.get("grants", ())),
     )

@@ -13,6 +13,7 @@ from .._call import SLOW, Call
 from ..models import Template
 from ..usage import UsageSum
 from .events import AsyncEventStream, AsyncWebhooks, event_stream
+from .network import AsyncSecrets
 from .transport import AsyncTransport
 
 if TYPE_CHECKING:
@@ -43,6 +44,8 @@ class AsyncClient:
         self.transport = AsyncTransport(settings, _aio.Pool(max_connections))
         #: Receivers that events are sent to.
         self.webhooks = AsyncWebhooks(self.transport)
+        #: What sandboxes may use without knowing it.
+        self.secrets = AsyncSecrets(self.transport)
 
     @property
     def api_url(self) -> str:

@@ -16,6 +16,7 @@ from .._call import SLOW, Call
 from ..models import Template
 from ..usage import UsageSum
 from .events import EventStream, Webhooks, event_stream
+from .network import AsyncSecrets
 from .transport import Transport
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class Client:
         self.transport = Transport(settings, _sio.Pool(max_connections))
         #: Receivers that events are sent to.
         self.webhooks = Webhooks(self.transport)
+        #: What sandboxes may use without knowing it.
+        self.secrets = AsyncSecrets(self.transport)
 
     @property
     def api_url(self) -> str:

@@ -10,16 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, AnyStr, Literal, Self, Unpack
 
-from .. import _sio, _call, _wire, _wire_usage
+from .. import _sio, _call, _wire, _wire_network, _wire_usage
 from .._call import SILENCE, SLOW, Call
 from .._wire import ExecOptions
 from ..errors import ClocheError, SandboxNotFound
 from ..models import ExecInfo, ExecResult, Isolation, Load, SandboxInfo
+from ..network import NetworkPolicy
 from ..usage import Budget, Usage
 from .client import Client, transport_for
 from .execution import Exec, ExecStream, collect
 from .files import Files
 from .life import Life, IdleAction
+from .network import AsyncNetwork
 from .ports import Ports
 from .snapshot import Snapshot
 from .transport import Transport
@@ -31,7 +33,7 @@ Command = str | Sequence[str]
 KILL_SECONDS = 15.0
 
 
-class Sandbox(Life, Ports):
+class Sandbox(Life, AsyncNetwork, Ports):
     """A sandbox. `info` is what the server said last; `refresh` asks again.
 
     As a context manager it is killed at the end of the block. An object of this class holds no connection
@@ -67,6 +69,8 @@ class Sandbox(Life, Ports):
         cwd: str | None = None,
         user: str | None = None,
         minimum_boundary: Literal["any", "microvm", "microvm-kvm"] | None = None,
+        network: NetworkPolicy | Mapping[str, Any] | str | None = None,
+        secrets: Sequence[Mapping[str, Any]] | None = None,
         idempotency_key: str | None = None,
         client: Client | None = None,
         api_url: str | None = None,
@@ -81,9 +85,10 @@ class Sandbox(Life, Ports):
         that long after its creation (0: never). `idle_seconds`: after so long without activity, `idle_action`
         (`"hibernate"` unless given). `max_lifetime_seconds`: its end that no renewal, resume or start moves (0: none).
         `budget`: what it may use, see `Budget`. `env`, `cwd`, `user`: defaults for every command.
-        `minimum_boundary="microvm-kvm"` refuses software emulation. A server without room is asked again for a while
-        (`max_retry_seconds` of the client), then `CapacityError` is raised. With the `idempotency_key` of an earlier
-        call with the same arguments, that call's sandbox is returned.
+        `minimum_boundary="microvm-kvm"` refuses software emulation. `network`: what it may reach, or a mode alone.
+        `secrets`: grants of secrets of the workspace, with `secret`, `hosts` and `env` at least. A server without room
+        is asked again for a while (`max_retry_seconds` of the client), then `CapacityError` is raised. With the
+        `idempotency_key` of an earlier call with the same arguments, that call's sandbox is returned.
         """
         transport = transport_for(client, api_url, api_key, timeout)
         origin = from_snapshot.id if isinstance(from_snapshot, Snapshot) else from_snapshot
@@ -94,6 +99,7 @@ class Sandbox(Life, Ports):
         body |= _wire.given(metadata=dict(metadata or {}) or None, env=dict(env or {}) or None, cwd=cwd, user=user)
         body |= _wire.given(minimum_boundary=minimum_boundary, max_lifetime_seconds=max_lifetime_seconds)
         body |= _wire.given(budget=_wire_usage.budget_body(budget))
+        body |= _wire.given(network=_wire_network.policy_body(network), secrets=_wire_network.grants_body(secrets))
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         call = Call("POST", _call.path("sandboxes"), json=body, headers=headers, kind="create", silence=SLOW)
         return cls(transport, _wire.sandbox_info(_wire.record(transport.json(call))))

@@ -107,7 +107,7 @@ def _create_request(body: CreateBody, workspace: str, settings: Settings) -> Cre
         persistent=body.persistent,
         metadata=body.metadata,
         defaults=ExecDefaults(body.env, body.cwd, body.user),
-        minimum_boundary=body.minimum_boundary,
+        minimum_boundary=body.isolation.minimum if body.isolation is not None else body.minimum_boundary,
         name=body.name,
         idle_seconds=body.idle_seconds,
         idle_action=IdleAction(body.idle_action),
@@ -145,6 +145,8 @@ async def _continue(
             cold=snapshot.cold,
             snapshot_id=snapshot.id,
             defaults=defaults,
+            network=wanted.network or snapshot.network,
+            grants=wanted.grants if "secrets" in body.model_fields_set else snapshot.grants,
         )
         return await services.creates.create(request, key, raw, IfExists(body.if_exists))
 

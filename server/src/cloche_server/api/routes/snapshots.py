@@ -13,7 +13,7 @@ from cloche_server.api import present
 from cloche_server.api.context import OnlySandbox, SandboxId, ServicesDep, Workspace
 from cloche_server.api.docs import answers, json_body
 from cloche_server.api.respond import json_response, read_model
-from cloche_server.api.scopes import NOWHERE, narrowed
+from cloche_server.api.scopes import narrowed
 from cloche_server.api.wire import SandboxAnswer
 from cloche_server.api.wire_lineage import (
     LineageAnswer,
@@ -24,6 +24,7 @@ from cloche_server.api.wire_lineage import (
     VerifyAnswer,
 )
 from cloche_server.app.services import Services
+from cloche_server.core.scopes import NOWHERE
 
 router = APIRouter(tags=["snapshots"])
 

@@ -115,6 +115,7 @@ class Exchange:
         if guest.http.they_are_waiting_for_100_continue:
             await guest.send(h11.InformationalResponse(status_code=100, headers=[], reason=b"Continue"))
         while isinstance(event := await guest.next_event(BODY_SECONDS), h11.Data):
+            await self._session.carrier.pace(len(event.data), 0)
             parts.append(bytes(event.data))
         if not isinstance(event, h11.EndOfMessage):
             raise Broken
@@ -126,6 +127,7 @@ class Exchange:
         with contextlib.suppress(_ServerGone):
             while isinstance(event := await guest.next_event(BODY_SECONDS), h11.Data):
                 data = bytes(event.data)
+                await self._session.carrier.pace(len(data), 0)
                 await self._to_server(server, h11.Data(data=data if rewriter is None else rewriter.feed(data)))
             if not isinstance(event, h11.EndOfMessage):
                 raise Broken
@@ -175,6 +177,7 @@ class Exchange:
                 stripped = await self._begin_answer(event)
             elif isinstance(event, h11.Data):
                 data = bytes(event.data)
+                await self._session.carrier.pace(0, len(data))
                 if data := data if stripped is None else stripped.feed(data):
                     await guest.send(h11.Data(data=data))
                 self._session.count()
@@ -256,14 +259,15 @@ class Exchange:
         with contextlib.suppress(OSError):
             try:
                 async with asyncio.TaskGroup() as group:
-                    group.create_task(self._pump(guest, server))
-                    group.create_task(self._pump(server, guest))
+                    group.create_task(self._pump(guest, server, up=True))
+                    group.create_task(self._pump(server, guest, up=False))
             except BaseExceptionGroup as several:
                 raise _first(several) from None
 
-    async def _pump(self, source: Link, sink: Link) -> None:
+    async def _pump(self, source: Link, sink: Link, *, up: bool) -> None:
         data = bytes(source.http.trailing_data[0])
         while data or (data := await source.read()):
+            await self._session.carrier.pace(len(data) if up else 0, 0 if up else len(data))
             await sink.write(data)
             self._session.count()
             data = b""

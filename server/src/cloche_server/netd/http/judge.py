@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Final
 from urllib.parse import quote
 
+from cloche_server.core.names import matches
 from cloche_server.core.network import SecretGrant, SecretPlace
-from cloche_server.core.secrets import grant_reaches, host_matches
+from cloche_server.core.secrets import grant_reaches
 from cloche_server.netd.http.refusal import Refusal, unusable, violation
 from cloche_server.netd.http.request import Asked
 from cloche_server.netd.http.scan import Hit, Spelling, placeholders
@@ -60,7 +61,7 @@ class Judge:
         self.scanner = placeholders(tuple(grant.placeholder for grant in grants))
         self.put = Put()
         self._reaches = [secure and grant_reaches(grant, asked.host, asked.method, asked.path) for grant in grants]
-        self._passes = [any(host_matches(host, asked.host) for host in grant.pass_hosts) for grant in grants]
+        self._passes = [any(matches(host, asked.host) for host in grant.pass_hosts) for grant in grants]
         self._values: list[bytes | None] = []
         for grant, reaches in zip(self.grants, self._reaches, strict=True):
             value = secret(grant.secret) if reaches else None

@@ -30,6 +30,10 @@ SELECT * FROM sandboxes WHERE status <> 'deleted' ORDER BY created_at, id;
 -- One record, deleted ones included.
 SELECT * FROM sandboxes WHERE id = :id;
 
+-- get_sandbox_of --
+-- One record of a workspace, deleted ones included.
+SELECT * FROM sandboxes WHERE id = :id AND workspace = :workspace;
+
 -- forget_sandbox --
 -- Removes the record of a create that came to nothing.
 DELETE FROM sandboxes WHERE id = :id;
