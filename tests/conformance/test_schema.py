@@ -201,7 +201,7 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
     elif name == "secrets_put":
         api.call("DELETE", f"/v1/secrets/{path['name']}")
     elif name == "ports_declare":
-        api.call("DELETE", response.headers["location"])
+        api.call("DELETE", f"/v1/sandboxes/{path['sandbox_id']}/ports/{response.json()['port']}")
     elif name == "webhooks_create":
         api.call("DELETE", f"/v1/webhooks/{response.json()['id']}")
     elif response.status_code == 201 and name in {"sandboxes_create", "lineage_fork", "lineage_fork_tree"}:
