@@ -77,6 +77,7 @@ async def test_half_way(host: Host, second: Host, half_way: Status, memory: bool
         machine.disk = host.machines.layers.path(record.layer_id)
         machine.release()
         host.world.frozen.add(record.id)
+        host.world.slots.add(record.id)
         ref = machine.ref if half_way is Status.HIBERNATING else None
     await host.store.update(replace(record, status=half_way, process=ref, version=record.version + 1))
     await start(second)
