@@ -181,13 +181,21 @@ class Networks:
             await self._attach(machine_id, admitted)
 
     async def take_stock(self, living: Collection[str]) -> int:
+        if self._carrier is not None:
+            # Of machines that ended while no server ran: their sockets would hold their slots.
+            for machine_id in set(self._carrier.attached) - set(living):
+                with contextlib.suppress(ClocheError):
+                    await self._carrier.ask("detach", {"sandbox": machine_id})
         return await self.slots.take_stock(living)
 
     async def again(self) -> None:
         """Gives a new netd everything that the old one had."""
         if self._carrier is not None:
-            for material in list(self._material.values()):
-                await self._carrier.ask("secrets", material)
+            for workspace, material in list(self._material.items()):
+                try:
+                    await self._carrier.ask("secrets", material)
+                except ClocheError as error:  # its requests are refused until it is told again; the others go on
+                    _log.error("secrets.not_handed_over", workspace=workspace, code=error.code)
         for machine_id, admitted in list(self._admitted.items()):
             try:
                 await self._attach(machine_id, admitted)
