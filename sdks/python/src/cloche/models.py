@@ -167,8 +167,7 @@ class ExecInfo:
 
 @dataclass(frozen=True, slots=True)
 class Isolation:
-    """The boundary around a sandbox. `accel` is `kvm`, or `tcg` for software emulation; `jailed`: its process on the
-    host has no rights and sees no files."""
+    """`accel` is `kvm`, or `tcg` for software emulation; `jailed`: its process on the host has no rights."""
 
     boundary: str = ""
     vmm: str = ""

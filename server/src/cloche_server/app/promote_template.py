@@ -65,13 +65,21 @@ class Promoter:
             )
         layers = self._machines.layers
         layers.hold(snapshot.layer_id)
+        done: list[TemplateMeta] = []
         try:
-            await asyncio.to_thread(self._check_names, workspace, name, aliases)
-            async with self._one_at_a_time:
-                await asyncio.to_thread(self._check_names, workspace, name, aliases)  # what came before may have them
-                made = await self._make(snapshot, name, aliases, description)
-        finally:
-            await asyncio.shield(self._machines.release_layer(snapshot.layer_id))
+            try:
+                await asyncio.to_thread(self._check_names, workspace, name, aliases)
+                async with self._one_at_a_time:
+                    # What came before may have them.
+                    await asyncio.to_thread(self._check_names, workspace, name, aliases)
+                    done.append(await self._make(snapshot, name, aliases, description))
+            finally:
+                await to_the_end(self._machines.release_layer(snapshot.layer_id))
+        except BaseException:
+            for one in done:  # whoever went away while the layer was let go has not learnt of it
+                await to_the_end(asyncio.to_thread(self._templates.remove, one))
+            raise
+        made = done[0]
         _log.info(
             "template.promoted", template_id=made.template.id, snapshot=snapshot.id, size_bytes=made.template.size_bytes
         )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from cloche_server.host.certificates import KeyPair, issue, server_context
+from cloche_server.host.certificates import KeyPair, issue, make_authority, server_context
 
 MAX_LEAVES: Final = 1024
 #: A certificate is made anew after a day (seconds); it is valid for a month.
@@ -27,9 +27,11 @@ class _Leaf:
 
 
 class Leaves:
-    """TLS contexts towards guests, by authority and name. `now`: Unix seconds."""
+    """TLS contexts towards guests, by authority and name. `now`: Unix seconds. One is made at once and thrown away:
+    libraries load parts of themselves when they are needed first, which may be too late for a user without rights."""
 
     def __init__(self, now: Callable[[], float]) -> None:
+        _make(make_authority("practice", now()), "practice.invalid", now())
         self._now = now
         self._leaves: OrderedDict[tuple[bytes, str], _Leaf] = OrderedDict()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="leaves")
