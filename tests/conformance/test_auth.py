@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -77,7 +78,8 @@ def _calls(document: dict[str, Any], sandbox: str) -> list[tuple[str, str]]:
     found = []
     for path, operations in document["paths"].items():
         if "{sandbox_id}" in path:
-            target = path.replace("{sandbox_id}", sandbox).replace("{exec_id}", "x1")
+            target = path.replace("{sandbox_id}", sandbox).replace("{exec_id}", "x1").replace("{port}", "3000")
+            target += "?host=a.test" if target.endswith("/explain") else ""
             found += [(method.upper(), target) for method in operations]
     return found
 
@@ -93,7 +95,8 @@ def test_foreign_deleted_and_random_ids_give_the_same_answer(
     for (method, target), (_, unknown), (_, deleted) in zip(
         foreign, _calls(document, "z" * 20), _calls(document, gone.id), strict=True
     ):
-        body = None if method in {"GET", "DELETE"} else '{"cmd":"id","path":"/x","from":"/x","to":"/y","cpu_seconds":1}'
+        fields = {"cmd": "id", "path": "/x", "from": "/x", "to": "/y", "cpu_seconds": 1, "port": 3000, "mode": "none"}
+        body = None if method in {"GET", "DELETE"} else json.dumps(fields)
         more = "&" if "?" in target else "?"
         answers = [
             wire.send(method, f"{where}{more}path=/etc/hostname", body, auth=_bearer(stranger))

@@ -53,6 +53,7 @@ SEMANTIC = {
     "webhooks_create",
     "webhooks_patch",
     "usage_sum",
+    "network_put",
     "secrets_put",
     "ports_declare",
     "ports_get",
@@ -97,6 +98,7 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     values = {"sandbox_id": [sandbox, "z" * 20], "exec_id": [exec_id, "nope"], "name": ["base", "nope"]}
     values["snapshot_id"] = [snapshot, "z" * 20]
     values["webhook_id"] = [webhook, "z" * 20]
+    values["token_prefix"] = ["pds_00000000", "nope"]
     for path, operations in found["paths"].items():
         for operation in operations.values():
             operation["responses"].get("201", {}).pop("links", None)

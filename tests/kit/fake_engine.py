@@ -289,6 +289,9 @@ class FakeEngine:
     def find(self, root: Path) -> dict[str, ProcessRef]:
         return {name: machine.ref for name, machine in self.world.alive.items()}
 
+    def clear_rest(self) -> None:
+        pass
+
     def clear_up(self, living: Collection[str]) -> None:
         self.world.calls.append(f"Engine.clear_up {sorted(living)}")
 

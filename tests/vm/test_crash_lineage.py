@@ -27,7 +27,7 @@ USABLE = 40.0
 FORK = [
     "Layers.create:after",
     "qmp.stop:after",
-    "qmp.blockdev-snapshot-sync:after",
+    "qmp.blockdev-snapshot:after",
     "SandboxStore.update:after",
     "QemuEngine._spawn:after",
     "GuestClient.renew:after",
@@ -245,7 +245,7 @@ def test_kill_in_a_pause_and_in_a_resume(subject: Subject, verb: str, moment: st
 
 def test_three_kills_in_a_row_while_one_is_captured(subject: Subject) -> None:
     """The next servers die as well, in the midst of taking over."""
-    faults.arm(subject.server, "qmp.blockdev-snapshot-sync:after")
+    faults.arm(subject.server, "qmp.blockdev-snapshot:after")
     with contextlib.suppress(httpx.TransportError):
         subject.box.fork()
     subject.server._reap()
@@ -266,7 +266,7 @@ def test_three_kills_in_a_row_while_one_is_captured(subject: Subject) -> None:
 #: The newest machine dies at this moment of the verb; `parent`: that is the sandbox itself.
 MACHINE = [
     ("fork", "qmp.stop:after", True),
-    ("fork", "qmp.blockdev-snapshot-sync:after", True),
+    ("fork", "qmp.blockdev-snapshot:after", True),
     ("fork", "QemuEngine._spawn:after", False),
     ("fork", "GuestClient.renew:before", False),
     ("snapshots", "saved.write:before", True),

@@ -76,6 +76,7 @@ def wrapped(new_server: Callable[..., Server]) -> Iterator[Callable[[str], Serve
         path.write_text(f'#!/bin/sh\nREAL={real}\ncase "$*" in *--version*) exec $REAL --version;; esac\n{script}\n')
         path.chmod(0o755)
         server.settings["qemu"] = path
+        server.settings["jail"] = "off"  # there is no shell in it for the script
         server.start()
         return server
 

@@ -261,6 +261,7 @@ class Machines:
         """Removes directories that resisted, for instance because there was no descriptor left."""
         for machine_id in list(self._unplugged):
             await self.unplug(machine_id)
+        await asyncio.to_thread(self.engine.clear_rest)
         for machine_id in list(self._rest):
             try:
                 await self.remove_directory(machine_id)

@@ -248,6 +248,9 @@ class Engine(Protocol):
     def clear_up(self, living: Collection[str]) -> None:
         """At a start: removes what machines have left that are none of these. Blocking."""
 
+    def clear_rest(self) -> None:
+        """Tries again what `clear_up` could not remove. Blocks."""
+
     async def bake(
         self,
         template_id: str,

@@ -25,6 +25,7 @@ _BELOW: Final = re.compile(
     r"[a-z0-9]{1,64}\.qcow2"
     r"|\.\./templates/[A-Za-z0-9_.-]{1,200}/disk\.qcow2"
     r"|\.\./\.\./images/[A-Za-z0-9_.-]{1,200}/[A-Za-z0-9_.-]{1,200}"
+    r"|\.\./\.\./boot/[0-9a-f]{64}"  # of a template that was imported
 )
 
 

@@ -29,6 +29,8 @@ class QemuEngine:
 
     def __init__(self, config: QemuConfig) -> None:
         self._config = config
+        #: Machines of an earlier server whose control groups were not empty yet.
+        self._resisting: set[str] = set()
 
     @property
     def isolation(self) -> Isolation:
@@ -119,8 +121,10 @@ class QemuEngine:
         try:
             ref = starting.result()
         except OSError as error:
-            if isinstance(error, FileNotFoundError):
+            if isinstance(error, FileNotFoundError) and start.boot is None:
                 raise
+            if isinstance(error, FileNotFoundError):
+                raise ClocheError("sandbox.boot_failed", "a file that the machine boots from is missing") from error
             raise _launch_error(error) from error
         try:
             watch = ProcessWatch.open(ref)
@@ -144,6 +148,7 @@ class QemuEngine:
         return machine
 
     def _spawn(self, start: Start) -> ProcessRef:
+        self._resisting.discard(start.machine_id)  # a bake has the name of the one before
         return spawn(self._config, start)
 
     def _end(self, start: Start, ref: ProcessRef) -> None:
@@ -170,6 +175,12 @@ class QemuEngine:
     def clear_up(self, living: Collection[str]) -> None:
         if self._config.wall is not None and (left := self._config.wall.groups.sweep(living)):
             _log.warning("cgroups.not_removed", groups=left)
+            self._resisting = set(left)
+
+    def clear_rest(self) -> None:
+        for name in list(self._resisting):
+            if self._config.wall is not None and self._config.wall.groups.remove(name):
+                self._resisting.discard(name)
 
     def close(self) -> None:
         """Lets go of what starts processes; the machines run on."""

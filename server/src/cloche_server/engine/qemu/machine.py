@@ -16,7 +16,7 @@ from cloche_server.core.records import ProcessRef
 from cloche_server.engine.qemu.argv import fd_name
 from cloche_server.engine.qemu.capture import capture
 from cloche_server.engine.qemu.launch import QemuConfig
-from cloche_server.engine.qemu.nodes import active_node
+from cloche_server.engine.qemu.nodes import active_node, marked_for_writing
 from cloche_server.engine.qemu.probes import Suspect, probe_vmm
 from cloche_server.engine.qemu.qmp import QmpClient, QmpError, QmpLost
 from cloche_server.engine.qemu.qmp_codec import QmpEvent
@@ -102,6 +102,22 @@ class QemuMachine:
             raise QmpLost(str(error)) from error
         if status.get("status") == "io-error":
             self._condition = MachineCondition.DISK_FULL
+        with contextlib.suppress(QmpError, QmpLost, LookupError, TypeError, ValueError):
+            await self._drop_unused()
+
+    async def _drop_unused(self) -> None:
+        """A server that ended in a capture may have left a layer that the machine has never switched to."""
+        active, _ = await self.active_node()
+        names = {one["node-name"] for one in await self.command("query-named-block-nodes", {"flat": True})}
+        for fdset, fd, node in marked_for_writing(await self.command("query-fdsets")):
+            if node == active:
+                continue
+            try:
+                if node in names:
+                    await self.command("blockdev-del", {"node-name": node})
+                await self.take_back(fdset)
+            except QmpError:  # it lies below the active one, which only reads it
+                await self.take_back(fdset, fd)
 
     def _on_event(self, event: QmpEvent) -> None:
         if event.name == "BLOCK_IO_ERROR" and event.data.get("nospace"):

@@ -12,6 +12,9 @@ _ID: Final = re.compile(r"[a-z0-9]{1,30}")
 _LETTER: Final = "l"
 
 
+_WRITES: Final = " writes"
+
+
 def node_of(disk: Path) -> str:
     """The name of the node of a layer. Of a file that is no layer (in a bake) it is just a name."""
     name = disk.stem
@@ -44,7 +47,19 @@ def file_of(name: str) -> Path:
 
 def rw_tag(node: str) -> str:
     """What the descriptor is marked with through which a node may be written."""
-    return f"{node} writes"
+    return node + _WRITES
+
+
+def marked_for_writing(answer: Any) -> list[tuple[int, int, str]]:
+    """Set, number and node of every descriptor through which a node may be written, from the answer to
+    `query-fdsets`. Raises LookupError, TypeError, ValueError."""
+    found = []
+    for fdset in answer:
+        for one in fdset["fds"]:
+            node = str(one.get("opaque", "")).removesuffix(_WRITES)
+            if node and one["opaque"] == rw_tag(node):
+                found.append((int(fdset["fdset-id"]), int(one["fd"]), node))
+    return found
 
 
 def write_fds(answer: Any, node: str) -> list[tuple[int, int]]:

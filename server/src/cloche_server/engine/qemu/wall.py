@@ -54,7 +54,8 @@ class Wall:
         return Limits(cpus, shape.cpus, memory_mb * 1024 * 1024, pids, self.disk_bps, self.device)
 
     def jail(self, uid: int, cwd: Path, *, trees: tuple[tuple[str, int], ...], groups: tuple[int, ...]) -> Jail:
-        return Jail(self.root, uid, BASE, cwd, groups, trees, oom_score=OOM_SCORE)
+        # The name of what the kernel calls it: processes are told by it, and behind a link there is none.
+        return Jail(self.root, uid, BASE, cwd.resolve(), groups, trees, oom_score=OOM_SCORE)
 
 
 async def find_root(binary: str, *, kvm: bool) -> Root:
