@@ -90,7 +90,10 @@ class Handover:
 
 
 def spawn(config: QemuConfig, start: Start) -> ProcessRef:
-    """Blocking. Raises OSError, `sandbox.boot_failed` for a disk that is not as it was left."""
+    """Blocking. Raises OSError, `host.unsupported`, `sandbox.boot_failed` for a disk that is not as it was left."""
+    if not Path(config.facts.binary).exists():
+        name = Path(config.facts.binary).name
+        raise ClocheError("host.unsupported", f"the program `{name}` is not installed on this host")
     start.directory.mkdir(mode=0o700, exist_ok=True)
     with contextlib.ExitStack() as stack:
         hands = Handover(stack)
