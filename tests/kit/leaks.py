@@ -28,13 +28,14 @@ def _compare(server: Server) -> list[str]:
     listed = {item["id"]: item["status"] for item in server.api.list()}
     directories, machines = server.directories(), set(server.machines())
     groups = walls.groups(server.data)
+    limited = walls.limited() and server.settings.get("jail") != "off"
     sockets = {Path(path).parent.name for path in procs.unix_sockets(server.data / "sandboxes")}
     pooled = sum(v for k, v in before.items() if k.startswith("cloche_pool_machines{"))
     running = {sandbox_id for sandbox_id, status in listed.items() if status in {"running", "paused"}}
     asleep = {sandbox_id for sandbox_id, status in listed.items() if status == "hibernated"}
     problems = [f"sandbox {i} is listed, and has no directory" for i in (running | asleep) - directories]
     problems += [f"sandbox {i} is listed, and has no process" for i in running - machines]
-    problems += [f"sandbox {i} is listed, and nothing limits it" for i in (running - groups if walls.limited() else ())]
+    problems += [f"sandbox {i} is listed, and nothing limits it" for i in (running - groups if limited else ())]
     problems += [f"sandbox {i} is hibernated, and has a process" for i in asleep & machines]
     for what, found in (
         ("directories", directories),
