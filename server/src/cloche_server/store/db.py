@@ -164,14 +164,12 @@ def _migrate(connection: sqlite3.Connection) -> bool:
     connection.execute("BEGIN IMMEDIATE")
     try:
         version = connection.execute("PRAGMA user_version").fetchone()[0]
-        newest = migrations[-1][0]
-        if version > newest:
+        if version > len(migrations):
             raise ClocheError(
-                "internal", f"the database has schema {version}, this server knows {newest}; use a newer server"
+                "internal",
+                f"the database has schema {version}, this server knows {len(migrations)}; use a newer server",
             )
-        for number, script in migrations:
-            if number <= version:
-                continue
+        for number, script in migrations[version:]:
             for statement in _statements(script):
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number:d}")

@@ -44,12 +44,12 @@ def load_queries() -> dict[str, str]:
 
 
 def load_migrations() -> list[tuple[int, str]]:
-    """`(number, script)` of every migration in order. No number comes twice."""
+    """`(number, script)` of every migration in order; numbers run 1, 2, 3 …"""
     found = []
     for entry in resources.files(__package__).joinpath("migrations").iterdir():
         if entry.name.endswith(".sql"):
             found.append((int(entry.name.split("_", 1)[0]), entry.read_text("utf-8")))
     found.sort()
-    if len({number for number, _ in found}) != len(found):
-        raise ValueError("two migrations have one number")
+    if [number for number, _ in found] != list(range(1, len(found) + 1)):
+        raise ValueError("migrations are not numbered 1, 2, 3 …")
     return found
