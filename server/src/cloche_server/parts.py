@@ -152,6 +152,7 @@ class Parts:
     def _services(self, database: Database) -> Services:
         settings, clock, access, supervisor = self._settings, self._clock, self.access, self.supervisor
         machines, catalog, snapshots, creator = self.machines, self.catalog, self.snapshots, self.creator
+        tool = self._engine.disk_tool(settings.data)
         return Services(
             settings=settings,
             clock=clock,
@@ -165,9 +166,9 @@ class Parts:
             forks=Forks(access, supervisor, self.capturer, creator, machines, self.lifecycle, self.spending),
             snapshots=self.taken,
             restores=Restores(access, supervisor, machines, self.taken, catalog, self.room, clock),
-            promoter=Promoter(settings, machines, catalog, snapshots, clock),
+            promoter=Promoter(settings, machines, catalog, snapshots, clock, tool),
             exporter=Exporter(machines, catalog, snapshots),
-            importer=Importer(settings, machines, catalog, snapshots, clock),
+            importer=Importer(settings, machines, catalog, snapshots, clock, tool),
             execs=Execs(access),
             files=Files(access),
             consoles=Consoles(access, settings.data / "sandboxes"),

@@ -148,9 +148,9 @@ class Settings:
     exec_default_timeout: int = _setting(3600, "Timeout of a command when the caller names none.", low=1, high=31536000)
     exec_max_timeout: int = _setting(86400, "Longest timeout of a command.", low=1, high=31536000)
     max_import_mb: int = _setting(
-        0,
-        "Largest archive that may be imported, unpacked; 0 refuses all imports: whoever made an archive is trusted "
-        "with the host, because QEMU loads it.",
+        16384,
+        "Largest archive that may be imported, unpacked; 0 refuses all imports. Without jails (`jail = off`) set that: "
+        "whoever made an archive could then have the host.",
         low=0,
         high=16777216,
     )

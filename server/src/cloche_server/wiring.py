@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -19,7 +20,7 @@ from cloche_server.core.previews import PreviewBase
 from cloche_server.engine.qemu.driver import QemuEngine
 from cloche_server.engine.qemu.launch import QemuConfig
 from cloche_server.engine.qemu.probe import choose_accel, probe_qemu
-from cloche_server.engine.qemu.wall import Wall, find_root, prove
+from cloche_server.engine.qemu.wall import Wall, find_root, find_tool_root, prove
 from cloche_server.gateway import http2
 from cloche_server.gateway.admission import Gate
 from cloche_server.gateway.gateway import Gateway, Limits
@@ -61,7 +62,9 @@ async def build_wall(settings: Settings, binary: str, accel: str, launcher: Laun
     groups = Groups(await asyncio.to_thread(cgroups.probe), uids.name)
     bps = settings.max_disk_mb_per_second * 1024 * 1024
     device = await asyncio.to_thread(cgroups.device_of, settings.data) if bps else ""
-    wall = Wall(root, uids, groups, bps if device else 0, device)
+    tool = shutil.which("qemu-img")
+    tool_root = await find_tool_root(tool) if tool is not None else None
+    wall = Wall(root, uids, groups, bps if device else 0, device, tool_root)
     await prove(launcher, wall, binary)
     return wall
 

@@ -20,6 +20,7 @@ from cloche_server.app.promote_template import Promoter
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ports import Captured
 from cloche_server.core.records import ExecDefaults, Shape
+from cloche_server.host.confined import Confined
 from cloche_server.host.pages import PAGE, Pages
 from cloche_server.storage.layers import Layers, make_overlay, read_header
 from cloche_server.storage.qcow2 import rename_backing
@@ -82,9 +83,11 @@ class Site:
         self.templates = TemplateCatalog(data)
         self.snapshots = SnapshotCatalog(data)
         self.snapshots.read()
-        self.promoter = Promoter(self.settings, self.machines, self.templates, self.snapshots, self.clock)
+        self.tool = Confined("qemu-img", data, None)
+        stores = (self.machines, self.templates, self.snapshots)
+        self.promoter = Promoter(self.settings, *stores, self.clock, self.tool)
         self.exporter = Exporter(self.machines, self.templates, self.snapshots)
-        self.importer = Importer(self.settings, self.machines, self.templates, self.snapshots, self.clock)
+        self.importer = Importer(self.settings, *stores, self.clock, self.tool)
         self.numbers = iter(range(10_000_000, 99_999_999))
 
     def bake(self, name: str = "base", **changes: Any) -> TemplateMeta:

@@ -14,8 +14,11 @@ from archive_site import MIB, Site, disk_bytes, packed, pieces, refused, unpacke
 
 from cloche_server.app import archive_import as import_module
 from cloche_server.app import export as export_module
+from cloche_server.app.archive_import import Importer
 from cloche_server.core.errors import ClocheError
 from cloche_server.host import files
+from cloche_server.host.confined import Confined
+from cloche_server.host.process import Completed
 from cloche_server.storage.snapshots import Snapshot, SnapshotCatalog
 from kit.fake_engine import World
 
@@ -389,3 +392,31 @@ async def test_a_caller_that_goes_away_in_the_last_steps(site: Site, other: Site
         else:
             known += 1
             assert {name.split("/")[0] for name in left} >= {"snapshots", "layers"}
+
+
+class _Eaten(Confined):
+    """What a hostile disk makes of the program: ended by the kernel, or by itself."""
+
+    how: int | type[Exception] = -9
+
+    async def run(self, *_: Any, **__: Any) -> Completed:
+        if isinstance(self.how, int):
+            return Completed(b"", b"", self.how)
+        raise self.how
+
+
+@pytest.mark.parametrize(
+    ("how", "told"),
+    [(-9, "takes more"), (-11, "ends the program"), (TimeoutError, "takes more"), (1, "tables")],
+)
+async def test_a_disk_that_the_check_does_not_survive(
+    site: Site, other: Site, how: int | type[Exception], told: str
+) -> None:
+    raw = await site.archive(site.snapshot(site.bake()))
+    tool = _Eaten("qemu-img", other.data, None)
+    tool.how = how
+    importer = Importer(other.settings, other.machines, other.templates, other.snapshots, other.clock, tool)
+    with pytest.raises(ClocheError, match=told) as caught:
+        await importer.take_in("w", pieces(raw))
+    assert caught.value.code == "request.invalid"
+    assert other.files() == set()

@@ -82,10 +82,10 @@ def test_a_disk_that_names_a_file_of_the_host_is_not_opened(tmp_path: Path) -> N
 def test_a_memory_file_is_for_its_own_group_only(made: Wall, tmp_path: Path) -> None:
     memory = tmp_path / "mem"
     memory.touch(mode=0o666)
-    group = launch._readable_by_group(memory, made)
+    group = made.uids.readable_by_group(memory)
     status = memory.stat()
     assert (status.st_uid, status.st_gid, stat.S_IMODE(status.st_mode)) == (0, group, 0o440)
-    assert launch._readable_by_group(memory, made) == group
+    assert made.uids.readable_by_group(memory) == group
 
 
 def test_probes_of_a_process_without_a_jail_have_held_nothing(made: Wall, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cloche_server.host.confined import Confined
 from cloche_server.host.files import allocated_bytes
 from cloche_server.host.pages import PAGE, Pages
 from cloche_server.storage.flatten import empty_overlay, flatten_disk, flatten_memory, write_sparse
@@ -33,16 +34,16 @@ def content(path: Path) -> bytes:
 
 async def test_a_disk_of_layers_of_several_sizes(tmp_path: Path) -> None:
     """Written, overwritten, zeroed and discarded, and grown on the way; below it is the image and nothing else."""
-    image, layers = tmp_path / "images" / "rootfs.raw", tmp_path / "layers"
-    image.parent.mkdir()
-    layers.mkdir()
+    image, layers = tmp_path / "images/i/rootfs.raw", tmp_path / "data/layers"
+    image.parent.mkdir(parents=True)
+    layers.mkdir(parents=True)
     image.write_bytes(os.urandom(4 * MIB) + bytes(4 * MIB))
     commands = [
         ["write -P 1 0 64k", "write -P 2 1M 1M"],
         ["write -P 3 1M 64k", "write -z 128k 64k", "write -P 4 7M 1M"],
         ["discard 1M 64k", "write -P 5 10M 64k", "write -z 7M 128k"],
     ]
-    below, below_format = "../images/rootfs.raw", "raw"
+    below, below_format = "../../images/i/rootfs.raw", "raw"
     for number, (todo, size) in enumerate(zip(commands, (8, 8, 12), strict=True)):
         path = layers / f"{number}.qcow2"
         tool("qemu-img", "create", "-q", "-f", "qcow2", "-b", below, "-F", below_format, path, size * MIB)
@@ -50,9 +51,9 @@ async def test_a_disk_of_layers_of_several_sizes(tmp_path: Path) -> None:
         below, below_format = path.name, "qcow2"
     staged = tmp_path / "templates" / ".staging"
     staged.mkdir(parents=True)
-    await flatten_disk(layers / "2.qcow2", image, staged / "disk.qcow2", 12 * MIB)
+    await flatten_disk(Confined("qemu-img", tmp_path, None), layers / "2.qcow2", image, staged / "disk.qcow2", 12 * MIB)
     front = read_front(staged / "disk.qcow2")
-    assert (front.backing, front.backing_format, front.size) == ("../../images/rootfs.raw", "raw", 12 * MIB)
+    assert (front.backing, front.backing_format, front.size) == ("../../images/i/rootfs.raw", "raw", 12 * MIB)
     expected = content(layers / "2.qcow2")
     for path in layers.glob("*.qcow2"):
         path.unlink()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cloche_server.host.confined import Confined
 from cloche_server.storage.flatten import check_disk
 from cloche_server.storage.layers import make_overlay
 from cloche_server.storage.layers import read_header as read_layer
@@ -25,6 +26,10 @@ def overlay(tmp_path: Path) -> Path:
     path = tmp_path / "disk.qcow2"
     qemu_img("create", "-q", "-f", "qcow2", "-u", "-b", "below.qcow2", "-F", "qcow2", path, 64 * MIB)
     return path
+
+
+def tool_of(path: Path) -> Confined:
+    return Confined("qemu-img", path.parent, None)
 
 
 def patch(path: Path, at: int, raw: bytes) -> None:
@@ -50,7 +55,7 @@ async def test_the_name_below_is_written_anew(overlay: Path, name: str) -> None:
     assert (after.size, after.backing_format) == (qemu_before.size, "qcow2")
     info = subprocess.run(["qemu-img", "info", "-f", "qcow2", overlay], check=True, capture_output=True, text=True)
     assert f"backing file: {name}" in info.stdout
-    assert await check_disk(overlay)
+    assert await check_disk(tool_of(overlay), overlay) is None
 
 
 def test_a_name_that_does_not_fit(overlay: Path) -> None:
@@ -128,9 +133,9 @@ def test_a_front_that_is_not_possible(overlay: Path, at: int, raw: bytes) -> Non
 
 
 async def test_damaged_tables_are_noticed_and_nothing_below_is_opened(overlay: Path) -> None:
-    assert await check_disk(overlay), "although the file below does not exist"
+    assert await check_disk(tool_of(overlay), overlay) is None, "although the file below does not exist"
     front = overlay.read_bytes()
     l1 = struct.unpack_from(">Q", front, 40)[0]
     patch(overlay, l1, struct.pack(">Q", (1 << 63) | 0x123456789000))
     read_front(overlay)
-    assert not await check_disk(overlay)
+    assert await check_disk(tool_of(overlay), overlay) == "has damaged tables"

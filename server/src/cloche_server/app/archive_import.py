@@ -22,6 +22,7 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
 from cloche_server.host import files, pages
 from cloche_server.host.clock import Clock, random_bytes
+from cloche_server.host.confined import Confined
 from cloche_server.settings import Settings
 from cloche_server.storage import saved
 from cloche_server.storage.archive import BOOT_FILES, TEMPLATE_FILES, Manifest, bad
@@ -55,12 +56,14 @@ class Importer:
         templates: TemplateCatalog,
         snapshots: SnapshotCatalog,
         clock: Clock,
+        tool: Confined,
     ) -> None:
         self._settings = settings
         self._machines = machines
         self._templates = templates
         self._snapshots = snapshots
         self._clock = clock
+        self._tool = tool
 
     async def take_in(
         self, workspace: str, body: AsyncIterator[bytes], name: str | None = None, length: int | None = None
@@ -101,8 +104,7 @@ class Importer:
         if not limit:
             raise ClocheError(
                 "snapshot.import_disabled",
-                "this server takes no archives: QEMU loads them, so whoever made one is trusted with the host. "
-                "Its operator can allow them with the setting `max_import_mb`",
+                "this server takes no archives; its operator can allow them with the setting `max_import_mb`",
             )
         return limit
 
@@ -179,8 +181,8 @@ class Importer:
         if here is None:
             disks.append(staged / "template/disk.qcow2")
         for path in disks:
-            if not await check_disk(path):
-                raise bad("the tables of a disk in it are damaged")
+            if (wrong := await check_disk(self._tool, path)) is not None:
+                raise bad(f"a disk in it {wrong}")
         digests = await on_thread(lambda _: [files.hash_file(path) for path in disks[: len(names)]])
         made = _Made()
         try:

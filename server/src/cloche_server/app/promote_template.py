@@ -19,8 +19,9 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import is_template_name
 from cloche_server.host import files
 from cloche_server.host.clock import Clock, random_bytes
+from cloche_server.host.confined import Confined
 from cloche_server.settings import Settings
-from cloche_server.storage.flatten import empty_overlay, flatten_disk, flatten_memory, judge_layers
+from cloche_server.storage.flatten import empty_overlay, flatten_disk, flatten_memory
 from cloche_server.storage.layers import read_header
 from cloche_server.storage.locate import find_recipe
 from cloche_server.storage.snapshots import Snapshot, SnapshotCatalog
@@ -42,12 +43,14 @@ class Promoter:
         templates: TemplateCatalog,
         snapshots: SnapshotCatalog,
         clock: Clock,
+        tool: Confined,
     ) -> None:
         self._settings = settings
         self._machines = machines
         self._templates = templates
         self._snapshots = snapshots
         self._clock = clock
+        self._tool = tool
         self._one_at_a_time = asyncio.Lock()
 
     async def promote(
@@ -130,8 +133,7 @@ class Promoter:
                 await self._write_memory(snapshot, below, staged)
                 _log.info("promote.progress", text="flattening the disk", template_id=template_id)
                 size = await asyncio.to_thread(lambda: read_header(top).size)
-                await asyncio.to_thread(judge_layers, top)
-                await flatten_disk(top, below.boot.root_image, staged / "disk.qcow2", size)
+                await flatten_disk(self._tool, top, below.boot.root_image, staged / "disk.qcow2", size)
                 await empty_overlay(staged / "overlay.qcow2", f"../../templates/{template_id}/disk.qcow2", size)
                 work = asyncio.to_thread(lambda: made.append(self._templates.publish(staged, meta)))
                 await to_the_end(work)

@@ -63,7 +63,8 @@ class Jail:
 @dataclass(frozen=True, slots=True)
 class Program:
     """`fds`: descriptors of ours by the numbers that the program has them by; 0, 1 and 2 among them. `cgroups`: open
-    `cgroup.procs` files of the groups it joins. `limits`: by the names of setrlimit(2)."""
+    `cgroup.procs` files of the groups it joins. `limits`: by the names of setrlimit(2). `ends_with_us`: it does
+    not outlive this process."""
 
     argv: tuple[str, ...]
     fds: Mapping[int, int]
@@ -71,6 +72,7 @@ class Program:
     cwd: Path | None = None
     cgroups: tuple[int, ...] = ()
     limits: Mapping[str, int] = field(default_factory=lambda: {"CORE": 0})
+    ends_with_us: bool = False
 
 
 def request_of(program: Program, status: int) -> tuple[dict[str, Any], list[int]]:
@@ -90,6 +92,7 @@ def request_of(program: Program, status: int) -> tuple[dict[str, Any], list[int]
         "status": place(status),
         "groups": [place(fd) for fd in program.cgroups],
         "limits": dict(program.limits),
+        "ends_with_us": program.ends_with_us,
         "jail": None,
     }
     if jail is not None:

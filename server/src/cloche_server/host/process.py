@@ -72,13 +72,13 @@ async def run(
     except BaseException as error:
         await pump.kill(term_grace)
         if isinstance(error, TimeoutError):
-            raise _failure(args, pump.completed(), error_code, f"took longer than {timeout:g} s") from None
+            raise failure(args, pump.completed(), error_code, f"took longer than {timeout:g} s") from None
         raise
     finally:
         pump.close()
     done = pump.completed()
     if check and done.returncode != 0:
-        raise _failure(args, done, error_code, _describe(done.returncode))
+        raise failure(args, done, error_code, describe(done.returncode))
     return done
 
 
@@ -245,7 +245,7 @@ def _kill_group(pgid: int, sig: int) -> None:
         os.killpg(pgid, sig)
 
 
-def _describe(returncode: int) -> str:
+def describe(returncode: int) -> str:
     if returncode >= 0:
         return f"ended with exit code {returncode}"
     with contextlib.suppress(ValueError):
@@ -253,7 +253,8 @@ def _describe(returncode: int) -> str:
     return f"was killed by signal {-returncode}"
 
 
-def _failure(args: list[str], done: Completed, error_code: str, what: str) -> ClocheError:
+def failure(args: list[str], done: Completed, error_code: str, what: str) -> ClocheError:
+    """The error for a program that has failed, with the end of what it wrote; `host.disk_full` when it says so."""
     tail = (done.stderr.strip() or done.stdout.strip()).decode("utf-8", "replace").splitlines()[-20:]
     if any("No space left on device" in line for line in tail):
         error_code = "host.disk_full"
@@ -282,7 +283,7 @@ def feed(argv: list[str], text: str) -> None:
     except subprocess.TimeoutExpired:
         raise ClocheError("internal", f"`{argv[0]}` took longer than 30 s") from None
     if done.returncode != 0:
-        raise _failure(argv, Completed(b"", done.stderr, done.returncode), "internal", _describe(done.returncode))
+        raise failure(argv, Completed(b"", done.stderr, done.returncode), "internal", describe(done.returncode))
 
 
 # ------------------------------------------------------------------ processes that outlive us

@@ -15,6 +15,7 @@ import fcntl
 import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,16 @@ class UidBlock:
                     counter.write_text(f"{offset} {int(careful)}")
                     return uid
         raise ClocheError("capacity.unavailable", "all user ids of this host's sandboxes are taken", retry_after=5)
+
+    def readable_by_group(self, path: Path) -> int:
+        """Lets one group read a file, and nobody else; only root may write it. Returns the group. Raises OSError."""
+        status = path.stat()
+        group = self.group_of(status)
+        if (status.st_uid, status.st_gid) != (0, group):
+            os.chown(path, 0, group)
+        if stat.S_IMODE(status.st_mode) != 0o440:
+            path.chmod(0o440)
+        return group
 
     def group_of(self, status: os.stat_result) -> int:
         """The group that may read a memory file: the same for all machines that have mapped this file, and for no

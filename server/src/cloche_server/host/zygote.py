@@ -37,7 +37,7 @@ MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 _MOVE_MOUNT_F_EMPTY_PATH = 4
 _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 24, 38, 47
-_PR_SET_SECUREBITS, _PR_SET_SECCOMP = 28, 22
+_PR_SET_SECUREBITS, _PR_SET_SECCOMP, _PR_SET_PDEATHSIG = 28, 22, 1
 #: No privilege comes with uid 0, or stays over a change of uid, and none of this can be changed any more.
 _SECUREBITS = 0b11101111
 _CAPABILITY_V3 = 0x20080522
@@ -97,6 +97,8 @@ def _become(request: dict[str, Any], fds: list[int], status: list[int]) -> None:
         resource.setrlimit(getattr(resource, "RLIMIT_" + name), (value, value))
     if jail is not None:
         _give_up_privileges(jail)
+    if request["ends_with_us"]:  # after the change of user, which takes it back
+        _check(_libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0), "death signal")
     # SIGXFSZ stays ignored: what is too large for its limit is an error to whoever writes it, not its end.
     for number in (signal.SIGPIPE, signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
@@ -109,7 +111,8 @@ def _build_root(jail: dict[str, Any], fds: list[int]) -> None:
     base = jail["base"]
     mount(None, "/", None, MS_REC | MS_PRIVATE)
     bare = MS_NOSUID | MS_NODEV | MS_NOEXEC
-    mount("jail", base, "tmpfs", bare, "size=64k,nr_inodes=64,mode=755")
+    inodes = 64 + 4 * len(jail["trees"])  # a name and the directories above it
+    mount("jail", base, "tmpfs", bare, f"size=64k,nr_inodes={inodes},mode=755")
     for target, where in jail["links"]:
         os.makedirs(os.path.dirname(base + target), exist_ok=True)  # noqa: PTH103, PTH120
         os.symlink(where, base + target)  # noqa: PTH211

@@ -15,9 +15,10 @@ from cloche_server.engine.qemu.found import find_machines
 from cloche_server.engine.qemu.launch import QemuConfig, Start, spawn
 from cloche_server.engine.qemu.machine import QemuMachine
 from cloche_server.engine.qemu.qmp import QmpLost
-from cloche_server.engine.qemu.wall import MEMORY
+from cloche_server.engine.qemu.wall import BASE, MEMORY
 from cloche_server.host import machine as host_machine
 from cloche_server.host import process, uids
+from cloche_server.host.confined import Cell, Confined
 from cloche_server.host.watch import ProcessWatch
 from cloche_server.telemetry import log
 
@@ -181,6 +182,14 @@ class QemuEngine:
         for name in list(self._resisting):
             if self._config.wall is not None and self._config.wall.groups.remove(name):
                 self._resisting.discard(name)
+
+    def disk_tool(self, data: Path) -> Confined:
+        """`qemu-img` for disks below `data` that others have written, behind the same wall as machines."""
+        wall = self._config.wall
+        if wall is None:
+            return Confined("qemu-img", data, None)
+        root = wall.tool_root or wall.root
+        return Confined("qemu-img", data, Cell(self._config.launcher, root, wall.uids, wall.groups, BASE))
 
     def close(self) -> None:
         """Lets go of what starts processes; the machines run on."""

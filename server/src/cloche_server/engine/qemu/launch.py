@@ -169,13 +169,13 @@ def _lock_in(config: QemuConfig, start: Start, hands: Handover) -> tuple[Jail | 
     if start.keeps_memory:
         os.chown(start.memory, uid, uid)
     else:
-        groups.add(_readable_by_group(start.memory, config.wall))
+        groups.add(uids.readable_by_group(start.memory))
     trees = [(str(wall.MEMORY), hands.owned(mounts.detached(start.memory, writable=start.keeps_memory)))]
     boot = start.boot
     if boot is not None:
         for name, path in ((wall.KERNEL, boot.kernel), (wall.INITRD, boot.initrd)):
             if not path.stat().st_mode & stat.S_IROTH:
-                groups.add(_readable_by_group(path, config.wall))
+                groups.add(uids.readable_by_group(path))
             trees.append((str(name), hands.owned(mounts.detached(path))))
         boot = ColdBoot(wall.KERNEL, wall.INITRD, boot.tsc_khz)
     jail = config.wall.jail(uid, start.directory.absolute(), trees=tuple(trees), groups=tuple(sorted(groups)))
@@ -191,17 +191,6 @@ def _join(config: QemuConfig, start: Start, hands: Handover) -> tuple[int, ...]:
     if failures:
         _log.warning("cgroup.incomplete", machine=start.machine_id, failures=failures)
     return tuple(hands.owned(fd) for fd in fds)
-
-
-def _readable_by_group(path: Path, of: wall.Wall) -> int:
-    """Lets one group read a file that many machines share, and nobody else. Returns the group."""
-    status = path.stat()
-    group = of.uids.group_of(status)
-    if (status.st_uid, status.st_gid) != (0, group):
-        os.chown(path, 0, group)
-    if stat.S_IMODE(status.st_mode) != 0o440:
-        path.chmod(0o440)
-    return group
 
 
 @contextlib.contextmanager

@@ -45,6 +45,8 @@ class Wall:
     #: Bytes per second that a machine reads, and writes, and the disk that this is about; 0: no limit.
     disk_bps: int = 0
     device: str = ""
+    #: Of `qemu-img`, for what reads disks that others have written; None: it is not installed.
+    tool_root: Root | None = None
 
     def limits(self, shape: Shape, tcg_buffer_mb: int) -> Limits:
         """What a machine of this shape may use. `tcg_buffer_mb`: 0 where the processor itself runs the guest."""
@@ -61,11 +63,20 @@ class Wall:
 async def find_root(binary: str, *, kvm: bool) -> Root:
     """The directories of QEMU's libraries and firmware, the program itself, and hardly a device. Raises
     `host.unsupported`, `internal`."""
-    linked = await process.run(["ldd", binary], timeout=30)
+    libraries = await _libraries(binary)
     firmware = await process.run([binary, "-L", "help"], timeout=30)
-    libraries = [Path(name) for name in _LIBRARY.findall(linked.text)]
     folders = [Path(line.strip()) for line in firmware.text.splitlines() if line.startswith("/")]
     return await asyncio.to_thread(_root, Path(binary), libraries, [one for one in folders if one.is_dir()], kvm)
+
+
+async def find_tool_root(binary: str) -> Root:
+    """The directories of a program's libraries, and the program itself. Raises `host.unsupported`, `internal`."""
+    return await asyncio.to_thread(_root, Path(binary), await _libraries(binary), (), False)
+
+
+async def _libraries(binary: str) -> list[Path]:
+    linked = await process.run(["ldd", binary], timeout=30)
+    return [Path(name) for name in _LIBRARY.findall(linked.text)]
 
 
 def _root(binary: Path, libraries: Iterable[Path], folders: Iterable[Path], kvm: bool) -> Root:
