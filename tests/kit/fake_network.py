@@ -8,6 +8,7 @@ from typing import Any
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.network import NetworkPolicy, SecretGrant
+from cloche_server.core.probes import Probe, Skipped
 from kit.fake_engine import World
 
 
@@ -60,6 +61,9 @@ class FakeNetwork:
     async def inquire(self, op: str, machine_id: str, **fields: Any) -> dict[str, Any]:
         await self.world.pass_by("Network.inquire")
         return {"entries": [], "next": fields.get("after", 0), "lost": 0, "rules": [], "verdict": {}}
+
+    async def examine(self, machine_id: str) -> list[Probe | Skipped]:
+        return [Probe("network.slot", machine_id in self.world.slots, "of a fake")]
 
     async def adopt(
         self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]

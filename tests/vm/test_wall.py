@@ -169,7 +169,9 @@ async def test_who_takes_too_much_memory_is_ended_and_nobody_else(
 
 
 def selftest(api: Api, box: Box) -> dict[str, bool]:
-    probes = api.call("POST", f"/v1/sandboxes/{box.id}/selftest")["probes"]
+    answer = api.call("POST", f"/v1/sandboxes/{box.id}/selftest")
+    probes = answer["probes"]
+    assert {one["name"] for one in answer["skipped"]} <= {"network.dns", "network.host6"}, answer["skipped"]
     assert all(isinstance(probe["detail"], str) and probe["detail"] for probe in probes)
     failed = [probe for probe in probes if not probe["held"]]
     assert not failed
@@ -181,9 +183,8 @@ def test_every_way_to_a_running_machine_ends_inside_the_wall(family: Api, server
     api = family
     box = api.create()
     assert box.refresh()["isolation"]["jailed"] is True
-    assert {"vmm.user", "vmm.capabilities", "vmm.namespaces", "vmm.root", "vmm.limits", "guest.devices"} <= set(
-        selftest(api, box)
-    )
+    tried = {"vmm.user", "vmm.namespaces", "vmm.root", "vmm.limits", "guest.devices", "network.host", "network.slot"}
+    assert tried <= set(selftest(api, box))
     box.sh("echo kept > /root/kept; sync")
     child = box.fork()
     selftest(api, child)

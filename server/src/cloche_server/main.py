@@ -15,6 +15,7 @@ import uvloop
 from cloche_server import __version__
 from cloche_server.api.app import build_app
 from cloche_server.api.protocol import Sharing, handing_over, protocol_for
+from cloche_server.app.netprobes import NetworkProbes
 from cloche_server.app.services import Services
 from cloche_server.app.tend import tend
 from cloche_server.engine.qemu.driver import QemuEngine
@@ -99,6 +100,8 @@ class Main:
         async with asyncio.TaskGroup() as group:
             parts = Parts(self.settings, database, engine, network.network, group, key, base)
             self.services = parts.services
+            probes = NetworkProbes(network.network, sockets.api.getsockname()[1])
+            parts.services.selftests.probers.append(probes.probe)
             await network.start()
             report = await parts.take_over(same_boot=instance.same_boot)
             _log.info("server.reconciled", **{k: getattr(report, k) for k in report.__slots__})

@@ -14,8 +14,9 @@ from typing import Final
 from cloche_server.app.access import Access
 from cloche_server.app.machines import Machines
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.network import NetworkMode, NetworkPolicy
 from cloche_server.core.ports import Machine
-from cloche_server.core.probes import Probe
+from cloche_server.core.probes import Probe, Skipped
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.frames import Output
 from cloche_server.guest.types import ExecRequest
@@ -30,15 +31,25 @@ _MOST_DETAIL: Final = 200
 class Target:
     """A running machine that is tested. `memory`: the file on the host that it has mapped."""
 
-    def __init__(self, sandbox_id: str, machine: Machine, guest: GuestClient, disk: Path, memory: Path) -> None:
+    def __init__(
+        self,
+        sandbox_id: str,
+        machine: Machine,
+        guest: GuestClient,
+        disk: Path,
+        memory: Path,
+        policy: NetworkPolicy = NetworkPolicy(NetworkMode.NONE),  # noqa: B008 - frozen
+    ) -> None:
         self.sandbox_id = sandbox_id
         self.machine = machine
         self.guest = guest
         self.disk = disk
         self.memory = memory
+        self.policy = policy
 
 
-Prober = Callable[[Target], Awaitable[Sequence[Probe]]]
+Found = Probe | Skipped
+Prober = Callable[[Target], Awaitable[Sequence[Found]]]
 
 
 class SelfTests:
@@ -50,7 +61,7 @@ class SelfTests:
         self._catalog = catalog
         self.probers: list[Prober] = [probe_vmm, probe_guest]
 
-    async def run(self, workspace: str, sandbox_id: str) -> list[Probe]:
+    async def run(self, workspace: str, sandbox_id: str) -> list[Found]:
         """Raises what a command in the sandbox raises before it starts."""
         entry, guest = await self._access.serving(workspace, sandbox_id)
         record, machine = entry.record, entry.machine
@@ -60,11 +71,11 @@ class SelfTests:
             memory = await asyncio.to_thread(self._machines.layers.zero_memory, record.resources.memory_mb)
         disk = self._machines.layers.path(record.layer_id)
         with self._access.busy(entry):
-            return await probe_all(self.probers, Target(record.id, machine, guest, disk, memory))
+            return await probe_all(self.probers, Target(record.id, machine, guest, disk, memory, record.network))
 
 
-async def probe_all(probers: Sequence[Prober], target: Target) -> list[Probe]:
-    found: list[Probe] = []
+async def probe_all(probers: Sequence[Prober], target: Target) -> list[Found]:
+    found: list[Found] = []
     for prober in probers:
         found += await prober(target)
     return found
@@ -96,7 +107,7 @@ _GUEST: Final = ("guest.disks", "guest.devices", "guest.pci", "guest.host_device
 async def probe_guest(target: Target) -> Sequence[Probe]:
     """What root in the guest finds around it."""
     try:
-        lines = (await _output(target.guest, _SCRIPT)).splitlines()
+        lines = (await output(target.guest, _SCRIPT)).splitlines()
     except ClocheError as error:
         return [Probe(name, False, f"it could not be tried: {error.message}") for name in _GUEST]
     told = {fields[0]: fields for line in lines if len(fields := line.split("\t", 2)) == 3}
@@ -110,7 +121,7 @@ def _told(name: str, fields: list[str] | None) -> Probe:
     return Probe(name, fields[1] == "ok", f"the guest says: {shown}")
 
 
-async def _output(guest: GuestClient, script: str) -> str:
+async def output(guest: GuestClient, script: str) -> str:
     """What a shell script prints, as much as is bearable. Raises ClocheError."""
     collected = b""
     wanted = ExecRequest(

@@ -17,6 +17,7 @@ from cloche_server import __version__
 from cloche_server.app.throwaway import probe_throwaway
 from cloche_server.cli.common import data_option, run_async, settings_from
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.probes import Probe
 from cloche_server.engine.qemu.probe import choose_accel, kvm_obstacle, probe_kvm, probe_qemu
 from cloche_server.host import cgroups, network
 from cloche_server.host import machine as host_machine
@@ -141,7 +142,11 @@ async def _jail(settings: Settings) -> list[Finding]:
         return [Finding("jail", FAIL, error.message, "mend that, or set CLOCHE_JAIL=off and keep nothing else here")]
     finally:
         launcher.close()
-    return [Finding("jail", OK, f"QEMU runs in one, as a user from {wall.uids.first + 1} on")]
+    found = [Finding("jail", OK, f"QEMU runs in one, as a user from {wall.uids.first + 1} on")]
+    if failures := await asyncio.to_thread(wall.groups.trial):
+        advice = "sandboxes run without these limits; where this server runs in a container, give it the host's cgroups"
+        found.append(Finding("limits", WARN, "; ".join(failures), advice))
+    return found
 
 
 async def probe_host(settings: Settings) -> list[Finding]:
@@ -158,7 +163,12 @@ async def probe_host(settings: Settings) -> list[Finding]:
             probes = await probe_throwaway(engine, build_network(settings), settings.data, fitting[0])
         except ClocheError as error:
             return [Finding("probe", FAIL, f"no sandbox could be made: {error.message}")]
-    return [Finding(probe.name, OK if probe.held else FAIL, probe.detail) for probe in probes]
+    return [
+        Finding(one.name, OK if one.held else FAIL, one.detail)
+        if isinstance(one, Probe)
+        else Finding(one.name, WARN, f"not tried: {one.reason}")
+        for one in probes
+    ]
 
 
 async def _resources(settings: Settings) -> list[Finding]:

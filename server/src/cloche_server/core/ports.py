@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from cloche_server.core.network import NetworkPolicy, SecretGrant
-from cloche_server.core.probes import Probe
+from cloche_server.core.probes import Probe, Skipped
 from cloche_server.core.records import Isolation, ProcessRef, Sandbox, Shape
 
 
@@ -185,6 +185,9 @@ class Network(Protocol):
 
     async def inquire(self, op: str, machine_id: str, **fields: Any) -> Mapping[str, Any]:
         """`log`, `explain`, `learned` or `stats` of `docs/network.md`. Raises `network.unavailable`."""
+
+    async def examine(self, machine_id: str) -> Sequence[Probe | Skipped]:
+        """Looks at the slot of a machine from the host's side."""
 
     async def adopt(
         self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]

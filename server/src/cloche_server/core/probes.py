@@ -12,3 +12,11 @@ class Probe:
     name: str
     held: bool
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """An attempt that this sandbox or host gives no occasion for: nothing was learnt, neither good nor bad."""
+
+    name: str
+    reason: str

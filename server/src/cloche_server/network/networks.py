@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -11,6 +12,8 @@ from typing import Any, Protocol
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.netctl import grant_to_json, policy_to_json
 from cloche_server.core.network import NetworkPolicy, SecretGrant
+from cloche_server.core.probes import Probe, Skipped
+from cloche_server.network.probes import probe_slot
 from cloche_server.network.slots import Slots, SlotSockets
 from cloche_server.telemetry import log
 
@@ -88,6 +91,11 @@ class NoNetwork:
     async def inquire(self, op: str, machine_id: str, **fields: Any) -> dict[str, Any]:
         raise ClocheError("network.off", "this server gives its sandboxes no network")
 
+    async def examine(self, machine_id: str) -> list[Probe | Skipped]:
+        if await asyncio.to_thread(self._slots.has, machine_id):  # of a server that gave it one
+            return [await asyncio.to_thread(probe_slot, self._slots.path(machine_id))]
+        return [Skipped("network.slot", "this server gives its sandboxes no network; the card leads nowhere")]
+
     async def take_stock(self, living: Collection[str]) -> int:
         return await self._slots.take_stock(living)
 
@@ -157,6 +165,9 @@ class Networks:
         if self._carrier is None:
             raise ClocheError("network.off", "nothing is carried here")
         return await self._carrier.ask(op, {"sandbox": machine_id, **fields})
+
+    async def examine(self, machine_id: str) -> list[Probe | Skipped]:
+        return [await asyncio.to_thread(probe_slot, self.slots.path(machine_id))]
 
     async def close(self, machine_id: str) -> None:
         await self._detach(machine_id)
