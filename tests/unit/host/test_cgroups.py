@@ -167,3 +167,19 @@ def test_what_cannot_be_limited_is_told_and_no_error(tmp_path: Path) -> None:
 def test_a_disk_is_named_by_its_numbers(tmp_path: Path) -> None:
     name = cgroups.device_of(tmp_path)
     assert name == "" or [part.isdigit() for part in name.split(":")] == [True, True]
+
+
+def test_what_is_not_handed_down_is_told_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container whose processes are in what looks like the root."""
+    facts = probe(tree_2(tmp_path))
+    kernel_makes_files(monkeypatch)
+    (tmp_path / "cgroup.subtree_control").unlink()
+    (tmp_path / "cgroup.subtree_control").mkdir()
+    groups = Groups(facts, "b1")
+    for _ in range(2):
+        failures = groups.trial()
+        assert {failure.split()[0] for failure in failures} == {"cpu", "memory", "pids", "io"}
+        assert groups.machines() == set()
+    (tmp_path / "cgroup.subtree_control").rmdir()
+    (tmp_path / "cgroup.subtree_control").touch()
+    assert groups.trial() == [], "once it can, it is"

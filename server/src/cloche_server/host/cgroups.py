@@ -114,6 +114,8 @@ class Groups:
         self.facts = facts
         self._block = block
         self._prepared = False
+        #: What kept controllers from being handed down.
+        self._held_back: list[str] = []
 
     def _folders(self, machine: str) -> dict[str, Path]:
         """The directory of a machine by controller; of version 2 the same for all."""
@@ -127,7 +129,7 @@ class Groups:
         if not self._prepared or not all(folder.parent.is_dir() for folder in folders.values()):
             self._prepare()  # for the first time, or again after `remove_all` of another process
         fds: list[int] = []
-        failures: list[str] = []
+        failures = list(self._held_back)
         wanted = values(self.facts.version, limits)
         for controller, folder in folders.items():
             try:
@@ -141,12 +143,26 @@ class Groups:
                 fds.append(os.open(folder / "cgroup.procs", os.O_WRONLY | os.O_CLOEXEC))
         return fds, failures
 
+    def trial(self) -> list[str]:
+        """What a machine could not be limited in, found by making and removing a group."""
+        name = f"trial-{os.getpid()}"
+        fds, failures = self.make(name, Limits(cpus=1.0, weight=1, memory_bytes=1 << 28, pids=16))
+        for fd in fds:
+            os.close(fd)
+        self.remove(name)
+        return failures
+
     def _prepare(self) -> None:
+        held_back: list[str] = []
         for controller, root in self.facts.roots.items():
             parts = (root / _PARENT, root / _PARENT / self._block)
             with contextlib.suppress(OSError):
                 if self.facts.version == 2:
-                    _write(root / "cgroup.subtree_control", f"+{controller}", [])
+                    # Busy where the server itself is in what it takes for the root, as in a container: version 2
+                    # has processes at the leaves only.
+                    told: list[str] = []
+                    _write(root / "cgroup.subtree_control", f"+{controller}", told)
+                    held_back += [f"{controller} in {root}: {one}" for one in told]
                 for part in parts:
                     part.mkdir(exist_ok=True)
                     if self.facts.version == 2:
@@ -155,7 +171,7 @@ class Groups:
                 name, value = ("cpu.weight", 100) if self.facts.version == 2 else ("cpu.shares", 1024)
                 for part in parts:
                     _write(part / name, str(value * _ALL_TOGETHER), [])
-        self._prepared = True
+        self._held_back, self._prepared = held_back, not held_back
 
     def remove(self, machine: str) -> bool:
         """Removes the groups of a machine that has ended. False when a process is still in one."""
