@@ -25,9 +25,13 @@ def child(fd: int, work: Callable[[], int]) -> int:
     ready, told = os.pipe()
     pid = os.fork()
     if pid == 0:
-        os.write(fd, b"0")
-        os.write(told, b"x")
-        os._exit(work())
+        code = 98
+        try:
+            os.write(fd, b"0")
+            os.write(told, b"x")
+            code = work()
+        finally:
+            os._exit(code)
     os.read(ready, 1)
     os.close(ready)
     os.close(told)
@@ -57,7 +61,7 @@ def forks() -> int:
 
 
 def takes() -> int:
-    return len(bytearray(300 * MIB)) and 0
+    return len(bytearray(120 * MIB)) and 0
 
 
 def spins() -> int:

@@ -7,10 +7,12 @@ nothing of ours: there is nothing of ours in a jail.
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import json
 import os
 import resource
 import socket
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -94,8 +96,49 @@ ATTEMPTS |= {
     "lift its limit of cores": lambda: resource.setrlimit(resource.RLIMIT_CORE, (-1, -1)),
     "write a file that is too large": lambda: os.pwrite(3, b"x", goal["file_limit"]),
     "read the host's name": lambda: None if socket.gethostname() == goal["hostname"] else refuse(),
+    # What all machines of a template read is shared: a lock on it would stop the others.
+    "lock the memory that others share": lambda: fcntl.flock(os.open("/mem", os.O_RDONLY), fcntl.LOCK_EX),
+    "lock it as QEMU does": lambda: ofd_lock("/mem"),
+    "lock it as old programs do": lambda: fcntl.lockf(os.open("/mem", os.O_RDONLY), fcntl.LOCK_SH | fcntl.LOCK_NB),
+    "hold it by a lease": lambda: fcntl.fcntl(os.open("/mem", os.O_RDONLY), 1024, 0),
+    "take room that its limit does not count": lambda: call(285, 3, 1, goal["file_limit"], 1 << 30),
+    "take room by a hole": lambda: call(285, 3, 17, goal["file_limit"], 1 << 30),
+    "take room beyond its limit": lambda: call(285, 3, 0, goal["file_limit"], 1 << 20),
+    "make everybody wait for their disks": lambda: call(306, 3),
+    "use up the host's asynchronous requests": lambda: call(206, 1024, b"\0" * 8),
+    "enter a ring": lambda: call(426, 0, 1, 0, 0, 0),
+    "open page faults by their device": lambda: os.open("/dev/userfaultfd", os.O_RDWR),
+    "attach to the server": lambda: call(101, 16, goal["server"], 0, 0),
+    "take a descriptor of another": lambda: call(438, 0, 0, 0),
+    "write another machine's memory": lambda: call(311, victim, 0, 0, 0, 0, 0),
+    "add a key": lambda: call(248, b"user", b"x", b"y", 1, -3),
+    "open a tree": lambda: call(428, -100, b"/", 1),
+    "make a file system": lambda: call(430, b"tmpfs", 0),
+    "move a mount": lambda: call(429, -100, b"/", -100, b"/dev", 0),
+    "change a mount": lambda: call(442, -100, b"/", 0, b"\0" * 32, 32),
+    "pivot its root": lambda: call(155, b"/", b"/"),
+    "make a network namespace": lambda: call(272, 0x40000000),
+    "make a cgroup namespace": lambda: call(272, 0x02000000),
+    "make a time namespace": lambda: call(272, 0x00000080),
+    "watch files of everybody": lambda: call(300, 0, 0),
+    "compare with another machine": lambda: call(312, 1, victim, 0, 0, 0),
+    "get all capabilities": lambda: call(126, struct.pack("=Ii", 0x20080522, 0), b"\xff" * 24),
+    "raise its priority": lambda: os.setpriority(os.PRIO_PROCESS, 0, -20),
+    "run before all others": lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(50)),
+    "read before all others": lambda: call(251, 1, 0, 1 << 13),
+    "open more files than it may": lambda: [os.dup(1) for _ in range(5000)],
+    "lift its limit of files that are open": lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (1 << 16, 1 << 16)),
+    "lift a limit of its own by another call": lambda: resource.prlimit(0, resource.RLIMIT_FSIZE, (-1, -1)),
+    "use Bluetooth": lambda: socket.socket(31, socket.SOCK_RAW, 1),
+    "use the kernel's ciphers": lambda: socket.socket(38, socket.SOCK_SEQPACKET, 0),
+    "use XDP": lambda: socket.socket(44, socket.SOCK_RAW, 0),
     "see other processes": lambda: None if os.getpid() != 1 else refuse(),
 }
+
+
+def ofd_lock(path: str) -> None:
+    """Of the byte by which QEMU says that nobody else may read."""
+    fcntl.fcntl(os.open(path, os.O_RDONLY), 37, struct.pack("hhqqi4x", fcntl.F_RDLCK, 0, 200, 1, 0))
 
 
 def refuse() -> None:

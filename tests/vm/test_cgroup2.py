@@ -39,4 +39,4 @@ def test_version_2_on_a_real_kernel(sandbox: Box) -> None:
     assert told["machines"] == ["m1", "m2"]
     assert (told["resisting"], told["kept"], told["left"]) == ([], ["m2"], False)
     assert told["removed"] is True
-    assert any("memory" in one and "busy" in one.lower() for one in told["in_a_container"])
+    assert "memory" in {one.split()[0] for one in told["in_a_container"]}, told["in_a_container"]

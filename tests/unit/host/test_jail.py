@@ -53,10 +53,10 @@ def test_what_is_bound_is_no_device_and_no_program_unless_it_is_said() -> None:
     assert request["jail"]["namespaces"] == ["mnt", "uts", "ipc", "pid", "net"]
 
 
-def run_filter(number: int, argument: int = 0, arch: int = 0xC000003E) -> int:
+def run_filter(number: int, argument: int = 0, arch: int = 0xC000003E, second: int = 0) -> int:
     """What the filter answers: a machine for the few instructions it consists of."""
     code = [struct.unpack_from("=HBBI", jail_filter(), at) for at in range(0, len(jail_filter()), 8)]
-    data = struct.pack("=IIQ6Q", number, arch, 0, argument, 0, 0, 0, 0, 0)
+    data = struct.pack("=IIQ6Q", number, arch, 0, argument, second, 0, 0, 0, 0)
     at = value = 0
     while True:
         kind, yes, no, word = code[at]
@@ -97,6 +97,21 @@ def test_threads_may_be_made_but_no_namespaces() -> None:
 @pytest.mark.parametrize(("family", "answer"), [(1, ALLOW), (2, ERRNO | 97), (10, ERRNO | 97), (16, ERRNO | 97)])
 def test_only_unix_sockets(family: int, answer: int) -> None:
     assert run_filter(41, argument=family) == answer
+
+
+@pytest.mark.parametrize(
+    ("number", "second", "answer"),
+    [
+        *((72, command, ALLOW) for command in (0, 1, 2, 3, 4, 1030, 1031, 1033)),
+        *((72, command, ERRNO | 22) for command in (5, 6, 7, 36, 37, 38, 1024)),
+        *((285, mode, ALLOW) for mode in (0, 3, 16)),
+        *((285, mode, ERRNO | 95) for mode in (1, 2, 8, 17, 32, 64, 1 << 31)),
+        (72, 1 << 32 | 37, ERRNO | 22),
+    ],
+)
+def test_locks_and_room_that_no_limit_counts(number: int, second: int, answer: int) -> None:
+    """A lock on a shared file would keep others from starting; room beyond the end of a file is not in its size."""
+    assert run_filter(number, second=second) == answer
 
 
 def test_calls_of_another_architecture_end_the_process() -> None:

@@ -10,6 +10,7 @@ import array
 import contextlib
 import json
 import os
+import resource
 import socket
 import sys
 import threading
@@ -191,6 +192,11 @@ class Launcher:
         """Ends the process behind it. What it has started runs on."""
         with self._lock:
             self._drop()
+
+
+def limit_file_size(pid: int, size: int) -> None:
+    """No file that a process writes gets larger than `size` bytes. Raises ProcessLookupError."""
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, size))
 
 
 def _exchange(sock: socket.socket, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:

@@ -12,14 +12,20 @@ from collections.abc import Mapping
 from typing import Final
 
 _INSTRUCTION: Final = struct.Struct("=HBBI")
+_Step = tuple[int, int, int, int]
 _LOAD, _EQUAL, _AT_LEAST, _ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NUMBER, _ARCH, _FIRST_ARGUMENT = 0, 4, 16  # where they are in struct seccomp_data
+_NUMBER, _ARCH, _FIRST_ARGUMENT, _SECOND_ARGUMENT = 0, 4, 16, 24  # where they are in struct seccomp_data
 _X86_64: Final = 0xC000003E
 _X32: Final = 0x40000000
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NEW_NAMESPACES: Final = 0x7E020000
 _AF_UNIX: Final = 1
-_CLONE, _CLONE3, _SOCKET = 56, 435, 41
+_CLONE, _CLONE3, _SOCKET, _FCNTL, _FALLOCATE = 56, 435, 41, 72, 285
+#: Locks and leases, of every kind, as if the kernel had none: a lock on what many machines read would keep the others
+#: from starting. Programs that would like to lock go on without; whose file is whose is the server's to know.
+_LOCKS: Final = (5, 6, 7, 36, 37, 38, 1024)
+#: Growing a file, punching holes, writing zeros. All others can take room that no limit of a file's size counts.
+_FALLOCATE_MODES: Final = (0, 3, 16)
 
 #: Number and name of what is refused with EPERM.
 REFUSED: Final[Mapping[int, str]] = {
@@ -27,6 +33,7 @@ REFUSED: Final[Mapping[int, str]] = {
     64: "semget",
     68: "msgget",
     101: "ptrace",
+    73: "flock",
     103: "syslog",
     133: "mknod",
     135: "personality",
@@ -35,6 +42,7 @@ REFUSED: Final[Mapping[int, str]] = {
     155: "pivot_root",
     159: "adjtimex",
     161: "chroot",
+    162: "sync",  # of all disks: everybody waits for it
     163: "acct",
     164: "settimeofday",
     165: "mount",
@@ -64,6 +72,7 @@ REFUSED: Final[Mapping[int, str]] = {
     303: "name_to_handle_at",
     304: "open_by_handle_at",
     305: "clock_adjtime",
+    306: "syncfs",
     308: "setns",
     310: "process_vm_readv",
     311: "process_vm_writev",
@@ -85,7 +94,20 @@ REFUSED: Final[Mapping[int, str]] = {
     448: "process_mrelease",
 }
 #: As if the kernel did not have them, so that programs take another way.
-ABSENT: Final[Mapping[int, str]] = {425: "io_uring_setup", 426: "io_uring_enter", 427: "io_uring_register"}
+ABSENT: Final[Mapping[int, str]] = {
+    206: "io_setup",  # of which a host has a number for all
+    425: "io_uring_setup",
+    426: "io_uring_enter",
+    427: "io_uring_register",
+}
+
+
+def _only(number: int, argument: int, values: tuple[int, ...], listed: int, others: int) -> list[_Step]:
+    """What becomes of a call by the low half of an argument, which is all of it that the kernel looks at."""
+    body = [(_LOAD, 0, 0, argument)]
+    body += [(_EQUAL, len(values) - at, 0, value) for at, value in enumerate(values)]
+    body += [(_RETURN, 0, 0, others), (_RETURN, 0, 0, listed)]
+    return [(_EQUAL, 0, len(body), number), *body]
 
 
 def jail_filter() -> bytes:
@@ -110,6 +132,8 @@ def jail_filter() -> bytes:
         (_ANY_BIT, 0, 1, _NEW_NAMESPACES),
         (_RETURN, 0, 0, refuse),
         (_RETURN, 0, 0, _ALLOW),
+        *_only(_FALLOCATE, _SECOND_ARGUMENT, _FALLOCATE_MODES, _ALLOW, _ERRNO | errno.EOPNOTSUPP),
+        *_only(_FCNTL, _SECOND_ARGUMENT, _LOCKS, _ERRNO | errno.EINVAL, _ALLOW),
         (_EQUAL, 0, 3, _SOCKET),
         (_LOAD, 0, 0, _FIRST_ARGUMENT),
         (_EQUAL, 1, 0, _AF_UNIX),

@@ -29,6 +29,8 @@ UID_FILE: Final = "uid"
 _OPEN: Final = os.O_CLOEXEC | os.O_NOFOLLOW
 _FIRST_FD: Final = 3
 _MIB: Final = 1024 * 1024
+#: A machine has three for each layer of its disk, and few others.
+MOST_FILES: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,7 @@ def spawn(config: QemuConfig, start: Start) -> ProcessRef:
             nic_fd=None if start.nic is None else hands.give(start.nic),
             keeps_memory=start.keeps_memory,
         )
-        limits = {"CORE": 0, "FSIZE": config.file_limit_mb * _MIB}
+        limits = {"CORE": 0, "NOFILE": MOST_FILES, "FSIZE": _file_limit_mb(config, start) * _MIB}
         if jail is not None:
             limits["NPROC"] = start.shape.cpus + wall.MOST_THREADS
         groups = _join(config, start, hands)
@@ -140,6 +142,22 @@ def spawn(config: QemuConfig, start: Start) -> ProcessRef:
     except BaseException:
         process.end_child(pid)
         raise
+
+
+def file_limit_mb(disk_mb: int) -> int:
+    """The largest file of a machine with such a disk: the disk with the tables of its qcow2 file."""
+    return disk_mb + disk_mb // 50 + 256
+
+
+def _file_limit_mb(config: QemuConfig, start: Start) -> int:
+    try:
+        size = overlay.read_header(start.disk).size
+    except ValueError as error:
+        raise ClocheError("sandbox.boot_failed", f"the disk of the machine cannot be trusted: {error}") from error
+    needed = file_limit_mb(-(-size // _MIB))
+    if start.keeps_memory:
+        needed = max(needed, start.shape.memory_mb + 256)
+    return min(needed, config.file_limit_mb)
 
 
 _APPEND: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT

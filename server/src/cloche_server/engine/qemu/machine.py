@@ -15,11 +15,12 @@ from cloche_server.core.probes import Probe
 from cloche_server.core.records import ProcessRef
 from cloche_server.engine.qemu.argv import fd_name
 from cloche_server.engine.qemu.capture import capture
-from cloche_server.engine.qemu.launch import QemuConfig
+from cloche_server.engine.qemu.launch import QemuConfig, file_limit_mb
 from cloche_server.engine.qemu.nodes import active_node, marked_for_writing
 from cloche_server.engine.qemu.probes import Suspect, probe_vmm
 from cloche_server.engine.qemu.qmp import QmpClient, QmpError, QmpLost
 from cloche_server.engine.qemu.qmp_codec import QmpEvent
+from cloche_server.host.jail import limit_file_size
 from cloche_server.host.pages import find_region, write_in
 from cloche_server.host.watch import ProcessWatch
 from cloche_server.telemetry import log
@@ -255,8 +256,10 @@ class QemuMachine:
     async def grow_disk(self, disk_mb: int) -> None:
         try:
             node, _ = await self.active_node()
+            # First, or it could not write what it then has; it cannot lift this limit by itself.
+            limit_file_size(self.ref.pid, file_limit_mb(disk_mb) * 1024 * 1024)
             await self.command("block_resize", {"node-name": node, "size": disk_mb * 1024 * 1024})
-        except (QmpError, QmpLost) as error:
+        except (QmpError, QmpLost, ProcessLookupError) as error:
             raise ClocheError("sandbox.boot_failed", "the disk of the sandbox could not be grown") from error
 
     async def wait_exit(self) -> MachineExit:
