@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import json
 import os
+import resource
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from cloche_server.engine.qemu.launch import MOST_FILES
+from cloche_server.engine.qemu.launch import MOST_FILES, file_limit_mb
 from cloche_server.engine.qemu.wall import BASE, find_root
 from cloche_server.host import cgroups, mounts, uids
 from cloche_server.host.cgroups import Groups, Limits
@@ -204,6 +205,15 @@ def test_every_way_to_a_running_machine_ends_inside_the_wall(family: Api, server
     api.call("POST", f"{box.path}/start")
     assert box.sh("cat /root/kept") == "kept\n"
     selftest(api, box)  # of a kernel that was booted
+
+
+def test_files_are_as_large_as_its_own_disk_and_grow_with_it(server: Server, api: Api) -> None:
+    for disk_mb in (4096, 6144):
+        box = api.create(disk_mb=disk_mb)
+        limits = resource.prlimit(server.qemu(box.id).pid, resource.RLIMIT_FSIZE)
+        assert limits == (file_limit_mb(disk_mb) * MIB,) * 2
+        assert resource.prlimit(server.qemu(box.id).pid, resource.RLIMIT_NOFILE)[1] == MOST_FILES
+        box.sh("dd if=/dev/zero of=/root/f bs=1M count=8 conv=fsync; fstrim / || true")
 
 
 def test_parallel_creates_have_users_of_their_own(new_server: Callable[..., Server]) -> None:

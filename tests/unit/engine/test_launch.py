@@ -6,13 +6,15 @@ import contextlib
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import Shape
 from cloche_server.engine.qemu import launch, wall
-from cloche_server.engine.qemu.launch import Handover
+from cloche_server.engine.qemu.launch import Handover, QemuConfig, Start
+from cloche_server.engine.qemu.probe import QemuFacts
 from cloche_server.engine.qemu.probes import CHECKS, Suspect, probe_vmm
 from cloche_server.engine.qemu.wall import Wall
 from cloche_server.host import process
@@ -76,6 +78,23 @@ def test_a_disk_that_names_a_file_of_the_host_is_not_opened(tmp_path: Path) -> N
         launch._open_disk(disk, Handover(stack))
     assert caught.value.code == "sandbox.boot_failed"
     assert "shadow" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("disk_mb", "keeps", "limit_mb"),
+    [(4096, False, 4096 + 81 + 256), (4096, True, 8192 + 256), (1 << 40, False, 20000)],
+)
+def test_no_file_is_larger_than_the_own_disk(
+    made: Wall, tmp_path: Path, disk_mb: int, keeps: bool, limit_mb: int
+) -> None:
+    """What the front of a disk claims is bounded by what any machine may have."""
+    disk = tmp_path / "top.qcow2"
+    name = b"below.qcow2"
+    disk.write_bytes(HEADER.pack(b"QFI\xfb", 3, 512, len(name), 16, disk_mb << 20, 0, 2).ljust(512, b"\0") + name)
+    launcher: Any = None
+    config = QemuConfig(QemuFacts("/x", (9, 0, 0)), "tcg", 64, launcher, made, 20000)
+    start = Start("m", tmp_path, Shape(1, 8192), tmp_path / "mem", disk, keeps_memory=keeps)
+    assert launch._file_limit_mb(config, start) == limit_mb
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to groups")
