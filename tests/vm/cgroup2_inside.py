@@ -131,7 +131,7 @@ def whole() -> dict[str, object]:
     return told
 
 
-def inside_a_container() -> list[str]:
+def inside_a_container() -> tuple[list[str], int]:
     """The server is itself in what it takes for the root: nothing can be handed down, and that is told."""
     box = ROOT / "box"
     box.mkdir()
@@ -140,18 +140,21 @@ def inside_a_container() -> list[str]:
         (box / "cgroup.procs").write_text(str(os.getpid()))
         groups = cgroups.Groups(cgroups.probe(box), "b1")
         failures: list[str] = groups.trial()
+        (fd,), _ = groups.make("m", cgroups.Limits(0.25, 1, 64 * MIB, 8))
+        joined = ended(child(fd, lambda: 0))
+        os.close(fd)
         groups.remove_all()
     finally:
         (home / "cgroup.procs").write_text(str(os.getpid()))
         for part in (box / "cloche/b1", box / "cloche", box):
             if part.exists():
                 part.rmdir()
-    return failures
+    return failures, joined
 
 
 def main() -> None:
     told = whole()
-    told["in_a_container"] = inside_a_container()
+    told["in_a_container"], told["joined_there"] = inside_a_container()
     sys.stdout.write(json.dumps(told))
 
 

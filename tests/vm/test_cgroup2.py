@@ -40,3 +40,4 @@ def test_version_2_on_a_real_kernel(sandbox: Box) -> None:
     assert (told["resisting"], told["kept"], told["left"]) == ([], ["m2"], False)
     assert told["removed"] is True
     assert "memory" in {one.split()[0] for one in told["in_a_container"]}, told["in_a_container"]
+    assert told["joined_there"] == 0, "it runs without these limits, and it runs"

@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -154,23 +154,22 @@ class Groups:
 
     def _prepare(self) -> None:
         held_back: list[str] = []
-        for controller, root in self.facts.roots.items():
+        for root in dict.fromkeys(self.facts.roots.values()):
             parts = (root / _PARENT, root / _PARENT / self._block)
-            with contextlib.suppress(OSError):
-                if self.facts.version == 2:
-                    # Busy where the server itself is in what it takes for the root, as in a container: version 2
-                    # has processes at the leaves only.
-                    told: list[str] = []
-                    _write(root / "cgroup.subtree_control", f"+{controller}", told)
-                    held_back += [f"{controller} in {root}: {one}" for one in told]
-                for part in parts:
+            for part in parts:
+                with contextlib.suppress(OSError):
                     part.mkdir(exist_ok=True)
-                    if self.facts.version == 2:
-                        _write(part / "cgroup.subtree_control", f"+{controller}", [])
-            if controller == "cpu":
-                name, value = ("cpu.weight", 100) if self.facts.version == 2 else ("cpu.shares", 1024)
-                for part in parts:
-                    _write(part / name, str(value * _ALL_TOGETHER), [])
+            if self.facts.version == 2:
+                there = _controllers(root)
+                wanted = [one for one, at in self.facts.roots.items() if at == root and one in there]
+                for folder in (root, *parts):
+                    refused = _hand_down(folder, wanted)
+                    held_back += [f"{one} in {folder}: {why}" for one, why in refused.items()]
+                    wanted = [one for one in wanted if one not in refused]
+        if (cpu := self.facts.roots.get("cpu")) is not None:
+            name, value = ("cpu.weight", 100) if self.facts.version == 2 else ("cpu.shares", 1024)
+            for part in (cpu / _PARENT, cpu / _PARENT / self._block):
+                _write(part / name, str(value * _ALL_TOGETHER), [])
         self._held_back, self._prepared = held_back, not held_back
 
     def remove(self, machine: str) -> bool:
@@ -214,6 +213,29 @@ class Groups:
 
 _SHOWN_1: Final = {"cpu": "cpu.cfs_quota_us", "memory": "memory.limit_in_bytes", "pids": "pids.max"}
 _SHOWN_2: Final = {"cpu": "cpu.max", "memory": "memory.max", "pids": "pids.max"}
+
+
+def _hand_down(folder: Path, controllers: Sequence[str]) -> dict[str, str]:
+    """Lets the groups below a folder of version 2 have these controllers. Those that it cannot have, and why.
+
+    All in one write, which the kernel does whole or not at all: where processes are in the folder, as in a container
+    whose server takes its own group for the root, some controllers could be had, and no process could join a group
+    below any more."""
+    file = folder / "cgroup.subtree_control"
+    try:
+        file.write_text(" ".join(f"+{one}" for one in controllers))
+    except OSError as error:
+        if error.errno in {errno.EBUSY, errno.EOPNOTSUPP}:
+            return dict.fromkeys(controllers, error.strerror or "busy")
+    else:
+        return {}
+    refused: dict[str, str] = {}
+    for one in controllers:  # one of them is refused for a reason of its own
+        told: list[str] = []
+        _write(file, f"+{one}", told)
+        if told:
+            refused[one] = told[0]
+    return refused
 
 
 def _write(path: Path, value: str, failures: list[str]) -> None:
