@@ -85,7 +85,7 @@ def test_a_disk_that_names_a_file_of_the_host_is_not_opened(tmp_path: Path) -> N
     [(4096, False, 4096 + 81 + 256), (4096, True, 8192 + 256), (1 << 40, False, 20000)],
 )
 def test_no_file_is_larger_than_the_own_disk(
-    made: Wall, tmp_path: Path, disk_mb: int, keeps: bool, limit_mb: int
+    made: Wall, tmp_path: Path, disk_mb: int, keeps: bool, limit_mb: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the front of a disk claims is bounded by what any machine may have."""
     disk = tmp_path / "top.qcow2"
@@ -94,7 +94,10 @@ def test_no_file_is_larger_than_the_own_disk(
     launcher: Any = None
     config = QemuConfig(QemuFacts("/x", (9, 0, 0)), "tcg", 64, launcher, made, 20000)
     start = Start("m", tmp_path, Shape(1, 8192), tmp_path / "mem", disk, keeps_memory=keeps)
+    monkeypatch.setattr(launch, "may_set_limits", lambda: True)
     assert launch._file_limit_mb(config, start) == limit_mb
+    monkeypatch.setattr(launch, "may_set_limits", lambda: False)
+    assert launch._file_limit_mb(config, start) == 20000, "one that could not grow with the disk"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to groups")

@@ -27,6 +27,7 @@ _SCRIPT: Final = Path(zygote.__file__)
 #: Parts of a program's environment that do not come from ours.
 ENVIRONMENT: Final = {"PATH": "/usr/bin", "LANG": "C.UTF-8"}
 _MOST_FDS: Final = 550
+_CAP_SYS_RESOURCE: Final = 24
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,9 +195,19 @@ class Launcher:
             self._drop()
 
 
+def may_set_limits() -> bool:
+    """Whether this process may lift limits of others; in a container root may not always (CAP_SYS_RESOURCE)."""
+    for line in Path("/proc/self/status").read_text("ascii").splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)
+    return False
+
+
 def limit_file_size(pid: int, size: int) -> None:
-    """No file that a process writes gets larger than `size` bytes. Raises ProcessLookupError."""
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, size))
+    """No file that a process writes gets larger than `size` bytes. Raises ProcessLookupError. Does nothing where limits
+    of others cannot be set."""
+    if may_set_limits():
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, size))
 
 
 def _exchange(sock: socket.socket, request: dict[str, Any], fds: Sequence[int]) -> dict[str, Any]:

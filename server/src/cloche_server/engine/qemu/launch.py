@@ -18,7 +18,7 @@ from cloche_server.engine.qemu.argv import ColdBoot, DiskFile, VmPlan, build_arg
 from cloche_server.engine.qemu.nodes import node_of
 from cloche_server.engine.qemu.probe import QemuFacts
 from cloche_server.host import mounts, overlay, process
-from cloche_server.host.jail import Jail, Launcher, Program
+from cloche_server.host.jail import Jail, Launcher, Program, may_set_limits
 from cloche_server.telemetry import log
 
 _log = log.get("launch")
@@ -150,6 +150,8 @@ def file_limit_mb(disk_mb: int) -> int:
 
 
 def _file_limit_mb(config: QemuConfig, start: Start) -> int:
+    if not may_set_limits():  # when its disk grows the limit could not
+        return config.file_limit_mb
     try:
         size = overlay.read_header(start.disk).size
     except ValueError as error:
