@@ -12,7 +12,8 @@ import structlog
 pytest_plugins = ["kit.plugin"]
 
 # The same examples in every run, so that a failure is one of the change and not of the day; and no limit of time for
-# one of them, which would tell how busy the machine is. `HYPOTHESIS_PROFILE=deep` looks further, elsewhere each time.
+# one of them, which would tell how busy the machine is. `HYPOTHESIS_PROFILE=deep` looks elsewhere each time, and
+# further wherever a test names no number of its own.
 hypothesis.settings.register_profile("run", deadline=None, derandomize=True, max_examples=100)
 hypothesis.settings.register_profile("deep", deadline=None, derandomize=False, max_examples=2000, print_blob=True)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "run"))

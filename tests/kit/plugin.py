@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_order_items(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several workers, long tests begin early. Without, all run in the order of their files."""
     if config.getoption("dist", "no") == "loadgroup" or os.environ.get("PYTEST_XDIST_WORKER"):
-        items.sort(key=lambda item: schedule.order(item) if item.get_closest_marker("vm") else -1)
+        schedule.sort(items)
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

@@ -20,11 +20,21 @@ def together(file: Path) -> bool:
     return _SHARES.search(file.read_text("utf-8")) is not None
 
 
-def order(item: pytest.Item) -> int:
-    """What is long comes first and what can be dealt out singly comes last, so that all workers end together."""
-    if item.get_closest_marker("slow"):
-        return 0
-    return 1 if together(item.path) else 2
+def sort(items: list[pytest.Item]) -> None:
+    """What is long comes first and what can be dealt out singly comes last, so that all workers end together.
+
+    What belongs together stays together, in its own order.
+    """
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def rank(item: pytest.Item) -> int:
+        if not item.get_closest_marker("vm"):
+            return -1
+        if together(item.path):
+            return 0 if item.path in long else 1
+        return 0 if item.get_closest_marker("slow") else 2
+
+    items.sort(key=rank)
 
 
 def scheduler(config: pytest.Config, log: Any) -> Any:
