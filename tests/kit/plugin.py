@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from kit import data as test_data
-from kit import leaks
+from kit import leaks, schedule
 from kit.client import Api, Box
 from kit.server import Server
 
@@ -39,6 +40,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(here):
             item.add_marker(pytest.mark.vm)
+
+
+@pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
+def pytest_order_items(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With several workers, long tests begin early. Without, all run in the order of their files."""
+    if config.getoption("dist", "no") == "loadgroup" or os.environ.get("PYTEST_XDIST_WORKER"):
+        schedule.sort(items)
+
+
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """`--dist loadgroup` means our groups."""
+    return schedule.scheduler(config, log) if config.getoption("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -119,6 +119,7 @@ def test_the_disk_is_overwritten(box: Box) -> None:
     assert box.refresh()["status"] in {"running", "failed"}
 
 
+@pytest.mark.slow
 def test_the_link_is_cut(plain: Server, box: Box) -> None:
     """No agent port, no calls: that is told in bounded time, again and again, and delete works."""
     find = "basename $(dirname $(ls -d /sys/bus/virtio/drivers/virtio_console/virtio*/virtio-ports | head -1))"
@@ -142,6 +143,7 @@ def test_a_guest_that_does_nothing_but_spin(box: Box, bystander: Box) -> None:
     assert response.status_code in {200, 502, 504}
 
 
+@pytest.mark.slow
 def test_a_storm_on_the_console_is_bounded(plain: Server, box: Box) -> None:
     box.start("while :; do head -c 65536 /dev/zero | tr '\\0' x > /dev/console; done")
     log = plain.data / "sandboxes" / box.id / "console.log"

@@ -16,7 +16,7 @@ from kit.server import Server
 from kit.until import until
 
 SEED = int(os.environ.get("CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
-SECONDS = 90
+SECONDS = float(os.environ.get("CRASH_SECONDS", "60"))
 MOST = 6
 
 
@@ -118,7 +118,7 @@ class Model:
 
     def check(self) -> None:
         """The API tells of exactly what is known; a TTL may be some seconds late and never early."""
-        problems = leaks.settled(self._differences, 15)
+        problems = leaks.settled(self._differences, 30)
         assert not problems, f"{problems} after {self.done[-12:]}"
 
     def _differences(self) -> list[str]:

@@ -133,6 +133,7 @@ def test_a_stopped_guest_is_known_to_the_next_server(small: Server, filler: Fill
     truth.check(small)
 
 
+@pytest.mark.slow
 def test_a_start_on_a_full_disk(small: Server, filler: Filler) -> None:
     """It starts, or says why it cannot; sandboxes are not lost either way."""
     box = small.api.create()

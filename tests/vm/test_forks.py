@@ -61,6 +61,7 @@ def test_memory_and_processes_go_on_apart(family: Api, server: Server) -> None:
     truth.check(server)
 
 
+@pytest.mark.slow
 def test_eight_write_the_same_names(family: Api, server: Server) -> None:
     """F27. Everybody reads back what it has written itself, from the disk, also when the parent is gone."""
     parent = family.create()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from kit import truth
 from kit.client import Api, Box
 from kit.lineage import skew
@@ -22,6 +24,7 @@ def refused(box: Box, verb: str, **body: object) -> tuple[int, str]:
     return response.status_code, str(response.json().get("code"))
 
 
+@pytest.mark.slow
 def test_what_is_on_the_disk_is_kept_and_memory_is_not(family: Api, server: Server) -> None:
     box = family.create()
     name = box.sh("hostname; cat /etc/machine-id")
@@ -84,6 +87,7 @@ def test_a_guest_that_powers_itself_off_has_ended_and_can_be_started(family: Api
     assert box.sh("cat /root/f") == "kept\n"
 
 
+@pytest.mark.slow
 def test_many_at_once_and_a_delete_among_them(family: Api, server: Server) -> None:
     box = family.create()
     with ThreadPoolExecutor(12) as pool:
@@ -98,6 +102,7 @@ def test_many_at_once_and_a_delete_among_them(family: Api, server: Server) -> No
     truth.check(server)
 
 
+@pytest.mark.slow
 def test_a_stopped_one_survives_its_server_and_half_way_moves_come_to_an_end(new_server: Callable[..., Server]) -> None:
     server = new_server(pool_warm=0, pool_launched=0)
     stopped, starting, stopping = (server.api.create() for _ in range(3))

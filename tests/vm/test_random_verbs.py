@@ -226,7 +226,7 @@ class Model:
             self.last.append(f"{name} {one.box.id[:4]} {one.status}")
             getattr(self, name)(one)
         self.done[name] += 1
-        problems = leaks.settled(self._differences, 15)
+        problems = leaks.settled(self._differences, 60)
         assert not problems, problems
 
     def _differences(self) -> list[str]:

@@ -121,6 +121,7 @@ def test_what_is_damaged_or_does_not_fit_changes_nothing(family: Api, server: Se
 # ---------------------------------------------------------------- the disk alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["running", "paused", "stopped"])
 def test_the_disk_alone(family: Api, server: Server, state: str) -> None:
     """All that was written is in it, synced or not; nothing runs in what is made of it."""

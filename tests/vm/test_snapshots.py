@@ -143,6 +143,7 @@ def test_of_a_paused_sandbox_and_of_one_made_from_a_snapshot(family: Api, server
 # ---------------------------------------------------------------- nothing is torn
 
 
+@pytest.mark.slow
 def test_twenty_in_the_midst_of_writes(family: Api) -> None:
     """F26a. What was acknowledged before a snapshot is in it, and its file system and databases are whole."""
     box = family.create()

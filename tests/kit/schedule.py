@@ -1,0 +1,61 @@
+"""Which tests on real machines stay together with one worker, and which come first."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+#: A file whose tests share something: the sandbox of a module, or another fixture that outlives one test.
+_SHARES = re.compile(r"""\bshared\b|scope=["'](module|class|package)["']""")
+
+
+@cache
+def together(file: Path) -> bool:
+    """Whether the tests of a file belong together. Those of other files go where there is room, one by one."""
+    return _SHARES.search(file.read_text("utf-8")) is not None
+
+
+def sort(items: list[pytest.Item]) -> None:
+    """What is long comes first and what can be dealt out singly comes last, so that all workers end together.
+
+    What belongs together stays together, in its own order.
+    """
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+
+    def rank(item: pytest.Item) -> int:
+        if not item.get_closest_marker("vm"):
+            return -1
+        if together(item.path):
+            return 0 if item.path in long else 1
+        return 0 if item.get_closest_marker("slow") else 2
+
+    items.sort(key=rank)
+
+
+def scheduler(config: pytest.Config, log: Any) -> Any:
+    """Deals out files that share something as a whole, and tests of other files singly, in the order of collection."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    scope_of = scope_below(config.rootpath)
+
+    class Scheduler(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return scope_of(nodeid)
+
+    config.option.loadscopereorder = False
+    return Scheduler(config, log)
+
+
+def scope_below(root: Path) -> Callable[[str], str]:
+    """Gives the name of what a test has to stay with: its file or, alone, itself."""
+
+    def scope_of(nodeid: str) -> str:
+        file = nodeid.split("::")[0]
+        return file if together(root / file) else nodeid
+
+    return scope_of
