@@ -120,7 +120,7 @@ async def test_a_timeout_is_a_result_with_the_output_so_far(host: Host, runs: Ru
 
 
 async def test_the_template_of_a_language_that_is_not_there_is_named(runs: Runs) -> None:
-    with pytest.raises(ClocheError, match="Rust needs the template polyglot.*template bake polyglot") as caught:
+    with pytest.raises(ClocheError, match=r"Rust needs the template polyglot.*template bake polyglot") as caught:
         await runs.run("w", "r1", request("rust"))
     assert caught.value.code == "template.not_found"
 

@@ -43,7 +43,6 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "run.unknown_language": 400,
     "run.queue_full": 429,
     "run.lost": 500,
-    "run.cancelled": 409,
     "snapshot.not_found": 404,
     "snapshot.corrupt": 500,
     "snapshot.import_disabled": 403,

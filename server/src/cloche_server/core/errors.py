@@ -73,7 +73,6 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
         "too many runs wait already; this one was not begun", retryable=True, action="try again later"
     ),
     "run.lost": ErrorSpec("the server ended while the run was under way; it was not run again"),
-    "run.cancelled": ErrorSpec("the run was taken back before its end"),
     "snapshot.not_found": ErrorSpec("there is no such snapshot"),
     "snapshot.corrupt": ErrorSpec("a file of the snapshot is missing or damaged", action="delete it and take another"),
     "snapshot.import_disabled": ErrorSpec(
