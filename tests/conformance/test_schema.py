@@ -106,6 +106,7 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     values = {"sandbox_id": [sandbox, "z" * 20], "exec_id": [exec_id, "nope"], "name": ["base", "nope"]}
     values["snapshot_id"] = [snapshot, "z" * 20]
     values["webhook_id"] = [webhook, "z" * 20]
+    values["run_id"] = ["z" * 20, "nope"]
     values["token_prefix"] = ["pds_00000000", "nope"]
     for path, operations in found["paths"].items():
         for operation in operations.values():
