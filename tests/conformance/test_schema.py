@@ -59,11 +59,17 @@ SEMANTIC = {
     "ports_get",
     "ports_remove",
     "ports_token",
+    "run_run",
+    "run_batch",
 }
 #: Nobody is there, so nothing is sent anywhere.
 RECEIVER = "https://receiver.invalid/hook"
 #: Snapshots and webhooks that no generated request may delete.
 KEPT: set[str] = set()
+RUN: dict[str, list[Any]] = {
+    "cpus": [1], "memory_mb": [256], "template": ["base"], "callback_url": [RECEIVER], "timeout_seconds": [0.5, 2],
+    "source": ["print(1)"],
+}  # fmt: skip
 #: What puts the sandbox of all tests back into the state that the others need.
 UNDO = {"lineage_pause": "resume", "lineage_hibernate": "wake", "lineage_stop": "start"}
 #: Each of these starts, saves or ends a machine, which takes seconds.
@@ -79,6 +85,8 @@ SLOW = {
     "lineage_hibernate",
     "lineage_wake",
     "snapshots_restore",
+    "run_run",
+    "run_batch",
 }
 
 
@@ -98,6 +106,7 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     values = {"sandbox_id": [sandbox, "z" * 20], "exec_id": [exec_id, "nope"], "name": ["base", "nope"]}
     values["snapshot_id"] = [snapshot, "z" * 20]
     values["webhook_id"] = [webhook, "z" * 20]
+    values["run_id"] = ["z" * 20, "nope"]
     values["token_prefix"] = ["pds_00000000", "nope"]
     for path, operations in found["paths"].items():
         for operation in operations.values():
@@ -120,6 +129,11 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     create["max_lifetime_seconds"] = {"enum": [0, 600, None]}
     create["disk_gb"] = {"enum": [4, None]}
     create["template"] = {"enum": ["base", "ubuntu-24.04", None]}
+    run = found["components"]["schemas"]["RunBody"]["properties"]
+    # Each runs a machine; one that needs another size would bake it.
+    run |= {name: {"enum": [*allowed, None]} for name, allowed in RUN.items()}
+    run["language"] = {"enum": ["python", "Bash", "nope"]}
+    found["components"]["schemas"]["RunBatchBody"]["properties"]["runs"]["maxItems"] = 2
     budget = found["components"]["schemas"]["BudgetBody"]["properties"]
     for name in ("cpu_seconds", "wall_seconds", "exec_count", "bytes_out"):
         budget[name] = {"enum": [10**9, None]}  # none is reached

@@ -27,7 +27,7 @@ def base_data() -> Path:
 
 
 def is_baked(base: Path) -> bool:
-    return any(path.is_file() for path in base.glob("templates/base-*/meta.json"))
+    return any(path.is_file() for path in base.glob("templates/*/meta.json"))
 
 
 def not_baked(base: Path) -> str:

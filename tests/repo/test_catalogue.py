@@ -67,6 +67,7 @@ def test_what_is_retryable_is_safe_to_send_again() -> None:
         "file.busy",
         "network.unavailable",
         "request.rate_limited",
+        "run.queue_full",
     }
     assert {code for code, status in HTTP_STATUS.items() if status == 503} == {
         "capacity.unavailable",

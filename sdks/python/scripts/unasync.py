@@ -44,6 +44,7 @@ RULES = {
     "AsyncIterator": "Iterator",
     "AsyncLife": "Life",
     "AsyncPorts": "Ports",
+    "AsyncRuns": "Runs",
     "AsyncSandbox": "Sandbox",
     "AsyncSnapshot": "Snapshot",
     "AsyncTransport": "Transport",

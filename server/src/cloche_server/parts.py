@@ -38,6 +38,8 @@ from cloche_server.app.promote_template import Promoter
 from cloche_server.app.reconcile import Reconciler, Report
 from cloche_server.app.restore import Restores
 from cloche_server.app.room import Room
+from cloche_server.app.run_jobs import RunJobs
+from cloche_server.app.runs import Runs
 from cloche_server.app.secrets import Secrets
 from cloche_server.app.selftest import SelfTests
 from cloche_server.app.services import Services
@@ -56,6 +58,7 @@ from cloche_server.core.records import Shape
 from cloche_server.engine.qemu.driver import QemuEngine
 from cloche_server.host.append import AppendLog
 from cloche_server.host.clock import SystemClock
+from cloche_server.host.machine import cpu_count
 from cloche_server.host.outbound import Sender
 from cloche_server.settings import Settings
 from cloche_server.storage.layers import Layers
@@ -64,6 +67,7 @@ from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.store.db import Database
 from cloche_server.store.meters import MeterStore
 from cloche_server.store.ports import PortStore
+from cloche_server.store.runs import RunStore
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.secrets import SecretStore
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
@@ -95,7 +99,7 @@ class Parts:
         self._verbs(database)
         self.services = self._services(database)
         self.services.forks.on_children = self.ports.inherit
-        self.upkeep.chores.append(self.ports.prune)
+        self.upkeep.chores += [self.ports.prune, self.services.run_jobs.prune]
 
     def _machinery(self, database: Database, network: Network) -> None:
         settings, clock, engine = self._settings, self._clock, self._engine
@@ -153,6 +157,8 @@ class Parts:
         settings, clock, access, supervisor = self._settings, self._clock, self.access, self.supervisor
         machines, catalog, snapshots, creator = self.machines, self.catalog, self.snapshots, self.creator
         tool = self._engine.disk_tool(settings.data)
+        execs, files = Execs(access), Files(access)
+        runs = Runs(settings, catalog, creator, execs, files, self.lifecycle, cpu_count())
         return Services(
             settings=settings,
             clock=clock,
@@ -169,8 +175,17 @@ class Parts:
             promoter=Promoter(settings, machines, catalog, snapshots, clock, tool),
             exporter=Exporter(machines, catalog, snapshots),
             importer=Importer(settings, machines, catalog, snapshots, clock, tool),
-            execs=Execs(access),
-            files=Files(access),
+            execs=execs,
+            files=files,
+            runs=runs,
+            run_jobs=RunJobs(
+                runs,
+                RunStore(database),
+                Sender(private=settings.webhook_private),
+                clock,
+                self._group,
+                settings.run_keep_hours,
+            ),
             consoles=Consoles(access, settings.data / "sandboxes"),
             templates=Templates(catalog, self.keeper),
             tokens=Tokens(TokenStore(database), clock),
@@ -197,12 +212,15 @@ class Parts:
         await self.budgets.load()
         report = await self.reconciler.run(same_boot=same_boot)
         await self.budgets.settle(await self.meters.settle())
+        await self.services.run_jobs.start()
         return report
 
     async def close(self) -> None:
         """Undoes creates under way, lets go of every sandbox and ends their tasks."""
         await self.services.webhooks.close()
+        await self.services.run_jobs.close()
         await self.services.creator.close()
+        await self.services.runs.close()
         await self.meters.close()
         await self.supervisor.close()
         await self.supervisor.journal.catch_up()

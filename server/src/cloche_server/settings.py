@@ -147,6 +147,12 @@ class Settings:
     )
     exec_default_timeout: int = _setting(3600, "Timeout of a command when the caller names none.", low=1, high=31536000)
     exec_max_timeout: int = _setting(86400, "Longest timeout of a command.", low=1, high=31536000)
+    run_parallel: int = _setting(0, "One-shot runs that go on at once; 0: two for each CPU.", low=0, high=1000)
+    run_queue: int = _setting(500, "One-shot runs of one workspace that may wait for their turn.", low=1, high=100000)
+    run_queue_seconds: float = _setting(
+        120.0, "How long a one-shot run waits for room on the host before it is refused.", low=0, high=86400
+    )
+    run_keep_hours: float = _setting(24.0, "How long results of runs nobody waited for are kept.", low=0.01, high=8760)
     max_import_mb: int = _setting(
         16384,
         "Largest archive that may be imported, unpacked; 0 refuses all imports. Without jails (`jail = off`) set that: "

@@ -106,6 +106,7 @@ from .models import (
 )
 from .network import Decision, Explanation, NetworkPolicy, Secret
 from .ports import Port, PreviewToken
+from .runs import Run, RunFailure, RunLanguage, RunResult, RunStep
 from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
 __all__ = [
@@ -182,6 +183,11 @@ __all__ = [
     "ProtocolError",
     "RateLimitError",
     "RequestTimeout",
+    "Run",
+    "RunFailure",
+    "RunLanguage",
+    "RunResult",
+    "RunStep",
     "Sandbox",
     "SandboxEvent",
     "SandboxGone",

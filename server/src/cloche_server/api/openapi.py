@@ -20,6 +20,7 @@ from cloche_server.api import (
     wire_events,
     wire_lineage,
     wire_ports,
+    wire_runs,
     wire_secrets,
     wire_tokens,
     wire_usage,
@@ -50,6 +51,8 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_usage.BudgetBody,
     wire_ports.PortBody,
     wire_ports.PreviewTokenBody,
+    wire_runs.RunBody,
+    wire_runs.RunBatchBody,
 )
 EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire.OutputEvent,
@@ -82,6 +85,7 @@ TAGS: Final = (
     ("usage", "What sandboxes have used, and budgets that limit it."),
     ("exec", "Run commands in a sandbox."),
     ("files", "Read and write files in a sandbox."),
+    ("run", "Run a program once, in a sandbox of its own that is gone afterwards."),
     ("templates", "What sandboxes are made from."),
     ("tokens", "Who may do what, and who did."),
     ("service", "The server itself."),

@@ -68,6 +68,12 @@ NEEDS: Final[dict[str, Need]] = {
     "files_stat": _EXEC,
     "files_mkdir": _EXEC,
     "files_move": _EXEC,
+    # one-shot runs: each makes a sandbox of its own
+    "run_run": _EXEC_ALL,
+    "run_batch": _EXEC_ALL,
+    "run_languages": _READ,
+    "run_get": _EXEC_ALL,
+    "run_delete": _EXEC_ALL,
     # ports: what listens is asked in the sandbox, and a link opens it
     "ports_list": _EXEC,
     "ports_get": _EXEC,

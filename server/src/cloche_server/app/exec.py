@@ -262,7 +262,9 @@ def _request(command: Command, entry: Entry, *, limited: bool = True) -> ExecReq
 
 
 def _end(frame: Exit) -> CommandEnd:
-    return CommandEnd(frame.exit_code, frame.reason, frame.duration_ms, frame.signal, frame.signal_number, frame.detail)
+    killed = frame.signal, frame.signal_number, frame.detail
+    used = frame.user_ms, frame.system_ms, frame.max_rss_kb
+    return CommandEnd(frame.exit_code, frame.reason, frame.duration_ms, *killed, *used)
 
 
 def _gone(error: ClocheError) -> CommandEnd:

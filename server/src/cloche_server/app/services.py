@@ -23,6 +23,8 @@ from cloche_server.app.network import NetworkVerbs
 from cloche_server.app.ports import Ports
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.restore import Restores
+from cloche_server.app.run_jobs import RunJobs
+from cloche_server.app.runs import Runs
 from cloche_server.app.secrets import Secrets
 from cloche_server.app.selftest import SelfTests
 from cloche_server.app.sleep import SleepVerbs
@@ -68,6 +70,8 @@ class Services:
     network: NetworkVerbs
     selftests: SelfTests
     ports: Ports
+    runs: Runs
+    run_jobs: RunJobs
     #: None: no audit log is kept.
     audit: Audit | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)

@@ -37,7 +37,8 @@ class Command:
 
 @dataclass(frozen=True, slots=True)
 class CommandEnd:
-    """How a command ended. `reason`: exited, signaled, timeout, oom, cancelled, output_limit, sandbox_gone."""
+    """How a command ended. `reason`: exited, signaled, timeout, oom, cancelled, output_limit, sandbox_gone. CPU times
+    in milliseconds; `max_rss_kb` is the most that one of its processes had resident. All is what the guest says."""
 
     exit_code: int
     reason: str
@@ -45,6 +46,9 @@ class CommandEnd:
     signal: str | None = None
     signal_number: int | None = None
     detail: str | None = None
+    user_ms: float = 0.0
+    system_ms: float = 0.0
+    max_rss_kb: int = 0
 
 
 @dataclass(frozen=True, slots=True)

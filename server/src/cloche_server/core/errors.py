@@ -65,6 +65,14 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
         "another living sandbox has this name", action="choose another one, or say `if_exists`"
     ),
     "sandbox.capture_failed": ErrorSpec("the sandbox could not be captured; it goes on as it was"),
+    "run.not_found": ErrorSpec("there is no such run, or its result is not kept any more"),
+    "run.unknown_language": ErrorSpec(
+        "the language is not known", action="`GET /v1/run/languages` lists what there is"
+    ),
+    "run.queue_full": ErrorSpec(
+        "too many runs wait already; this one was not begun", retryable=True, action="try again later"
+    ),
+    "run.lost": ErrorSpec("the server ended while the run was under way; it was not run again"),
     "snapshot.not_found": ErrorSpec("there is no such snapshot"),
     "snapshot.corrupt": ErrorSpec("a file of the snapshot is missing or damaged", action="delete it and take another"),
     "snapshot.import_disabled": ErrorSpec(

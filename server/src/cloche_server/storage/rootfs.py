@@ -28,7 +28,7 @@ from cloche_server.host import files
 from cloche_server.host.process import run
 from cloche_server.storage.recipe import Recipe
 
-LAYOUT: Final = 2
+LAYOUT: Final = 3
 """Raised when this module makes something else of the same recipe, so that images are built anew."""
 
 USER: Final = "user"
@@ -60,6 +60,9 @@ _HOSTS: Final = f"""\
 ff02::1 ip6-allnodes
 ff02::2 ip6-allrouters
 """
+
+#: Manual pages are left out, but packages of Java and others fail where the directories of their links are missing.
+_MAN: Final = "--setup-hook=mkdir -p \"$1\"/usr/share/man/man1 \"$1\"/usr/share/man/man7"
 
 Progress = Callable[[str], None]
 
@@ -234,7 +237,7 @@ async def _apt_options() -> list[str]:
 
 async def _bootstrap(recipe: Recipe, source: Source, tree: Path, progress: Progress) -> None:
     argv: list[str | Path] = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory"]
-    argv += [f"--dpkgopt={option}" for option in _DPKG_OPTIONS]
+    argv += [_MAN, *(f"--dpkgopt={option}" for option in _DPKG_OPTIONS)]
     argv += [f"--aptopt={option}" for option in await _apt_options()]
     if recipe.packages:
         argv.append(f"--include={','.join(recipe.packages)}")

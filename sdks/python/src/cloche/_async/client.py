@@ -14,6 +14,7 @@ from ..models import Template
 from ..usage import UsageSum
 from .events import AsyncEventStream, AsyncWebhooks, event_stream
 from .network import AsyncSecrets
+from .runs import AsyncRuns
 from .transport import AsyncTransport
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ class AsyncClient:
         self.webhooks = AsyncWebhooks(self.transport)
         #: What sandboxes may use without knowing it.
         self.secrets = AsyncSecrets(self.transport)
+        #: Programs that run once, each in a sandbox of its own.
+        self.runs = AsyncRuns(self.transport)
 
     @property
     def api_url(self) -> str:

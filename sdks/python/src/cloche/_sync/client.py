@@ -17,6 +17,7 @@ from ..models import Template
 from ..usage import UsageSum
 from .events import EventStream, Webhooks, event_stream
 from .network import AsyncSecrets
+from .runs import Runs
 from .transport import Transport
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Client:
         self.webhooks = Webhooks(self.transport)
         #: What sandboxes may use without knowing it.
         self.secrets = AsyncSecrets(self.transport)
+        #: Programs that run once, each in a sandbox of its own.
+        self.runs = Runs(self.transport)
 
     @property
     def api_url(self) -> str:
