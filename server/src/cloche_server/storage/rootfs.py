@@ -62,7 +62,7 @@ ff02::2 ip6-allrouters
 """
 
 #: Manual pages are left out, but packages of Java and others fail where the directories of their links are missing.
-_MAN: Final = "--setup-hook=mkdir -p \"$1\"/usr/share/man/man1 \"$1\"/usr/share/man/man7"
+_MAN: Final = '--setup-hook=mkdir -p "$1"/usr/share/man/man1 "$1"/usr/share/man/man7'
 
 Progress = Callable[[str], None]
 
