@@ -155,6 +155,24 @@ async def test_a_detach_ends_what_waits_and_what_is_open() -> None:
         pass
 
 
+@pytest.mark.parametrize("gone", [False, True])
+async def test_a_socket_for_a_caller_that_has_gone_is_not_lost(gone: bool) -> None:
+    doors = Doors()
+    doors.open("b")
+    call = asyncio.ensure_future(doors.dial(member("b", 2), 80, None))
+    await doors.wanted(5)
+    (sock,) = socks = fresh(1)
+    doors.supply("b", socks)
+    call.cancel()
+    if gone:
+        doors.close("b")
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    assert (sock.fileno() == -1) is gone
+    doors.close("b")
+    assert sock.fileno() == -1
+
+
 async def test_a_server_that_does_not_come_back_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(groups_module, "PATIENCE", 0.05)
     doors = Doors()

@@ -99,6 +99,8 @@ class Groups:
         async with self._telling:
             wanted = set(keys)
             self._changed -= wanted
+            if not wanted:
+                return
             try:
                 await self._network.group([self._group(key) for key in sorted(wanted)])
             except ClocheError as error:  # told with all others as soon as anything is carried again
@@ -123,7 +125,7 @@ class Groups:
         while True:
             await self._poke.wait()
             self._poke.clear()
-            await self.tell(set(self._changed))
+            await self.tell(self._changed)
 
 
 def _key(record: Sandbox) -> _Key | None:

@@ -187,7 +187,10 @@ class Doors:
                 return await waiter
         except BaseException:
             if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
-                pool.idle.append(waiter.result())
+                if self._pools.get(sandbox) is pool:
+                    pool.idle.append(waiter.result())
+                else:
+                    waiter.result().close()
             raise
         finally:
             if waiter in pool.waiting:
