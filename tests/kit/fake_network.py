@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.groups import Group
 from cloche_server.core.network import NetworkPolicy, SecretGrant
 from cloche_server.core.probes import Probe, Skipped
 from kit.fake_engine import World
@@ -28,6 +29,7 @@ class FakeNetwork:
     world: World
     enabled: bool = True
     admitted: dict[str, NetworkPolicy] = field(default_factory=dict)
+    groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     cards: int = 0
 
     async def open(self, machine_id: str) -> FakeCard:
@@ -54,6 +56,13 @@ class FakeNetwork:
         await self.world.pass_by("Network.close")
         self.admitted.pop(machine_id, None)
         self.world.slots.discard(machine_id)
+
+    async def group(self, groups: Sequence[Group], *, whole: bool = False) -> None:
+        if whole:
+            self.groups.clear()
+        for group in groups:
+            self.groups[group.workspace, group.name] = group
+        await self.world.pass_by("Network.group")
 
     async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
         await self.world.pass_by("Network.provide")

@@ -13,12 +13,13 @@ import pytest
 import world_kit as world_of
 from netd_kit import Netd
 from slot_kit import Slot, make_slot
+from town_kit import Town, prefix
 from world_kit import World
 
 from cloche_server.core.netctl import policy_to_json
 from cloche_server.core.policy_input import parse_policy
 
-pytest.register_assert_rewrite("cases_names", "cases_dns", "cases_ways", "cases_http")
+pytest.register_assert_rewrite("cases_names", "cases_dns", "cases_ways", "cases_http", "cases_groups")
 
 
 class Site:
@@ -26,6 +27,19 @@ class Site:
 
     def __init__(self, world: World, netd: Netd, slot: Slot) -> None:
         self.world, self.netd, self.slot = world, netd, slot
+        self._town: Town | None = None
+
+    @property
+    def town(self) -> Town:
+        """More sandboxes, made when the first case needs them."""
+        if self._town is None:
+            self._town = Town(self.netd, self.slot, prefix(), attach)
+            self._town.open()
+        return self._town
+
+    def close(self) -> None:
+        if self._town is not None:
+            self._town.close()
 
     def policy(self, **body: Any) -> int:
         """Sets the policy of the guest and forgets what has been seen; returns how many connections were cut."""
@@ -48,10 +62,10 @@ class Site:
         return list(self.netd.call("log", sandbox="box", after=0, limit=1000, wait=0)["entries"])
 
 
-def attach(netd: Netd, slot: Slot, body: Mapping[str, Any], sandbox: str = "box") -> None:
+def attach(netd: Netd, slot: Slot, body: Mapping[str, Any], sandbox: str = "box", workspace: str = "w") -> None:
     policy = policy_to_json(parse_policy(body))
     fds = [sock.fileno() for sock in slot.sockets]
-    netd.call("attach", sandbox=sandbox, workspace="w", policy=policy, grants=[], fds=fds)
+    netd.call("attach", sandbox=sandbox, workspace=workspace, policy=policy, grants=[], fds=fds)
 
 
 @pytest.fixture(scope="session")
@@ -92,7 +106,9 @@ class _site:
         authority = {"certificate": world.ca.read_text(), "key": world.ca.with_name("ca.key").read_text()}
         netd.call("secrets", workspace="w", values={}, ca=authority)
         attach(netd, slot, {"mode": "none"})
-        return Site(world, netd, slot)
+        site = Site(world, netd, slot)
+        self._undo.append(site.close)
+        return site
 
     def __exit__(self, *_: object) -> None:
         while self._undo:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import cases_dns
+import cases_groups
 import cases_http
 import cases_names
 import cases_ways
@@ -14,7 +15,7 @@ from cases import CASES, Case, Try, table
 from guest_kit import Guest
 
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "security-cases.md"
-MODULES = (cases_names, cases_dns, cases_ways, cases_http)
+MODULES = (cases_names, cases_dns, cases_ways, cases_http, cases_groups)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))

@@ -13,6 +13,8 @@ from guest_kit import Guest
 from netd_kit import UID
 from world_kit import A4
 
+from cloche_server.core.netctl import PROTOCOL
+
 
 def status(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
@@ -57,11 +59,12 @@ def test_it_holds_many_files(site: Any) -> None:
 def test_there_is_one_of_it(site: Any) -> None:
     second = site.netd.start()
     assert second.wait(30) == 3
-    assert site.netd.call("hello")["version"] == 1
+    assert site.netd.call("hello")["version"] == PROTOCOL
 
 
 def test_it_outlives_its_clients(site: Any) -> None:
     site.renew(mode="open")
+    before = site.netd.call("hello")["sandboxes"]
     client = site.netd.client()
     client.close()
     code = (
@@ -69,7 +72,7 @@ def test_it_outlives_its_clients(site: Any) -> None:
         "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.sendall(b'\\0\\0'); os.kill(os.getpid(), 9)\n"
     )
     subprocess.run([sys.executable, "-c", code, str(site.netd.socket)], check=False, capture_output=True)
-    assert site.netd.call("hello")["sandboxes"] == ["box"]
+    assert site.netd.call("hello")["sandboxes"] == before
     assert site.netd.process.poll() is None
 
 

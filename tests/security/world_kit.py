@@ -41,6 +41,7 @@ ZONE: dict[tuple[str, str], list[str]] = {
     ("mixed.a.test", "A"): [PRIVATE4, A4],
     ("toprivate.a.test", "CNAME"): ["inside.test."],
     ("inside.test", "A"): [PRIVATE4],
+    ("togroup.a.test", "A"): ["198.19.7.2"],
     ("a.test", "TXT"): ["hello"],
     ("a.test", "HTTPS"): ["1 . alpn=h3,h2 ech=AEX+DQBBAAA="],
     ("big.a.test", "TXT"): ["x" * 200 for _ in range(1)],

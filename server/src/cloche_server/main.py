@@ -112,6 +112,7 @@ class Main:
                 group.create_task(parts.upkeep.run(), name="upkeep"),
                 group.create_task(parts.meters.run(), name="meters"),
                 group.create_task(parts.budgets.run(), name="budgets"),
+                group.create_task(parts.groups.run(), name="groups"),
                 *network.background(group),
                 group.create_task(parts.services.tokens.watch(), name="tokens"),
             ]

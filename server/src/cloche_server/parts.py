@@ -24,6 +24,7 @@ from cloche_server.app.exec import Execs
 from cloche_server.app.export import Exporter
 from cloche_server.app.files import Files
 from cloche_server.app.fork import Forks
+from cloche_server.app.groups import Groups
 from cloche_server.app.idempotency import IdempotentCreates
 from cloche_server.app.idle import IdleActions
 from cloche_server.app.journal import Journal
@@ -139,6 +140,7 @@ class Parts:
         self.ports = Ports(access, PortStore(database), clock, self._preview[0], usual, self._preview[1])
         self.idempotency = IdempotencyStore(database)
         self.secrets = Secrets(SecretStore(database), settings.data, settings.secret_key_file, clock)
+        self.groups = self.machines.groups = Groups(supervisor, self.machines.network)
         self.broker = self.machines.broker = Broker(self.secrets, supervisor, self.machines.network)
         self.upkeep = Upkeep(
             settings,
@@ -196,7 +198,7 @@ class Parts:
             audit=_audit(settings),
             ports=self.ports,
             secrets=self.secrets,
-            network=NetworkVerbs(access, supervisor, machines.network, self.broker),
+            network=NetworkVerbs(access, supervisor, machines.network, self.broker, self.groups),
             selftests=SelfTests(access, machines, catalog),
         )
 
@@ -211,6 +213,7 @@ class Parts:
         await self.meters.load()
         await self.budgets.load()
         report = await self.reconciler.run(same_boot=same_boot)
+        await self.groups.tell_all()
         await self.budgets.settle(await self.meters.settle())
         await self.services.run_jobs.start()
         return report

@@ -119,6 +119,7 @@ class HostNetwork:
         return [
             group.create_task(self.network.slots.run(), name="slots"),
             group.create_task(self._netd.run(self.network.again), name="netd"),
+            group.create_task(self.network.run_doors(), name="doors"),
         ]
 
     async def close(self) -> None:

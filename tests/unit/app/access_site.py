@@ -224,7 +224,7 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
         consoles=Consoles(host.access, host.root), templates=Templates(site.templates, keeper),
         tokens=Tokens(TokenStore(host.database), host.clock), meters=host.meters, budgets=host.spending,
         events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, ports=ports,
-        network=NetworkVerbs(host.access, host.supervisor, host.machines.network, trust),
+        network=NetworkVerbs(host.access, host.supervisor, host.machines.network, trust, host.groups),
         selftests=SelfTests(host.access, host.machines, site.templates),
         audit=None if audit is None else Audit(AppendLog(audit, 1 << 20, 2)),
     )  # fmt: skip

@@ -17,6 +17,7 @@ from cloche_server.app.capturing import Capturer
 from cloche_server.app.create import CreateRequest, Creator
 from cloche_server.app.entry import Entry
 from cloche_server.app.fork import Forks
+from cloche_server.app.groups import Groups
 from cloche_server.app.idempotency import IdempotentCreates
 from cloche_server.app.idle import IdleActions
 from cloche_server.app.lifecycle import LifecycleVerbs
@@ -108,12 +109,15 @@ class Host:
     meters: Meters
     budgets: Budgets
     spending: BudgetVerbs
+    groups: Groups
+    network: FakeNetwork
 
     async def take_over(self) -> None:
         """What a server does at its start."""
         await self.meters.load()
         await self.budgets.load()
         await self.reconciler.run(same_boot=True)
+        await self.groups.tell_all()
         await self.budgets.settle(await self.meters.settle())
 
     async def create(self, **options: Any) -> Sandbox:
@@ -234,10 +238,12 @@ def assemble(data: Path, database: Database, world: World, crew: Crew, **changes
     root.mkdir(exist_ok=True)
     clock, engine, store = FakeClock(), FakeEngine(world), SandboxStore(database)
     (data / "layers").mkdir(exist_ok=True)
-    machines = Machines(engine, root, asyncio.Semaphore(4), Layers(data), FakeNetwork(world))
+    network = FakeNetwork(world)
+    machines = Machines(engine, root, asyncio.Semaphore(4), Layers(data), network)
     capacity = Capacity(chosen)
     pools = Pools(machines, capacity, launched=chosen.pool_launched, warm=chosen.pool_warm)
     supervisor = Supervisor(store, machines, capacity, clock, crew)  # type: ignore[arg-type]
+    groups = machines.groups = Groups(supervisor, network)
     catalog: Any = FakeCatalog(data)
     baker: Any = None
     creator = Creator(chosen, catalog, baker, machines, pools, capacity, supervisor, clock)
@@ -260,7 +266,8 @@ def assemble(data: Path, database: Database, world: World, crew: Crew, **changes
     forks = Forks(access, supervisor, capturer, creator, machines, lifecycle, spending)
     return Host(
         world, root, database, store, clock, capacity, machines, pools, supervisor, creator, access, lifecycle, creates,
-        reconciler, snapshots, capturer, sleep, forks, taken, power, restores, meters, budgets, spending,
+        reconciler, snapshots, capturer, sleep, forks, taken, power, restores, meters, budgets, spending, groups,
+        network,
     )  # fmt: skip
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.groups import Group, Member
 from cloche_server.core.network import NetworkMode, NetworkPolicy
 from cloche_server.network.networks import Networks
 
@@ -16,6 +18,9 @@ OPEN, NONE = NetworkPolicy(), NetworkPolicy(NetworkMode.NONE)
 
 class Sockets:
     closed = 0
+
+    def __init__(self, count: int = 4) -> None:
+        self.count = count
 
     def close(self) -> None:
         Sockets.closed += 1
@@ -36,6 +41,10 @@ class PlainSlots:
             raise FileNotFoundError(2, "no such slot")
         return Sockets()
 
+    async def doors(self, machine_id: str, count: int) -> Sockets:
+        assert machine_id in self.here
+        return Sockets(count)
+
     async def close(self, machine_id: str) -> None:
         self.here.discard(machine_id)
 
@@ -55,9 +64,19 @@ class Told:
         self.said: list[tuple[str, Any]] = []
         self.attached: set[str] = set()
         self.refuses: set[str] = set()
+        self.wants: list[dict[str, int]] = []
+        self.supplied: dict[str, int] = {}
 
     async def ask(self, op: str, fields: Mapping[str, Any], sockets: object = None) -> dict[str, Any]:
-        self.said.append((op, fields.get("sandbox") or fields.get("workspace")))
+        if op == "wanted":
+            if not self.wants:
+                raise asyncio.CancelledError
+            return {"wanted": self.wants.pop()}
+        if op == "supply":
+            self.supplied[fields["sandbox"]] = 0 if sockets is None else sockets.count  # type: ignore[attr-defined]
+            return {}
+        names = tuple(sorted(one["name"] for one in fields.get("groups", ())))
+        self.said.append((op, names or fields.get("sandbox") or fields.get("workspace")))
         if op in self.refuses:
             raise ClocheError("network.unavailable", "it is gone")
         assert (op == "attach") == (sockets is not None)
@@ -149,3 +168,29 @@ async def test_a_change_tells_how_many_connections_it_cut(networks: Networks) ->
     await networks.admit("m", "w", OPEN, ())
     assert await networks.change("m", NONE, ()) == 3
     assert await networks.change("nobody", NONE, ()) == 0
+
+
+async def test_a_new_netd_is_told_the_groups_before_the_machines(networks: Networks, told: Told) -> None:
+    def group(name: str, *members: str) -> Group:
+        return Group("w", name, tuple(Member(one, "", f"198.19.0.{at}", "running") for at, one in enumerate(members)))
+
+    await networks.open("m")
+    await networks.admit("m", "w", OPEN, ())
+    await networks.group([group("gone", "m"), group("stays", "n")])
+    told.refuses.add("groups")
+    with pytest.raises(ClocheError):
+        await networks.group([group("gone"), group("new", "m")])
+    told.refuses.clear()
+    told.said.clear()
+    await networks.again()
+    assert told.said == [("groups", ("new", "stays")), ("attach", "m")]
+
+
+async def test_ways_are_made_into_slots_of_ours_only(networks: Networks, told: Told) -> None:
+    await networks.open("m")
+    await networks.open("another")
+    await networks.admit("m", "w", OPEN, ())
+    told.wants = [{"m": 3, "another": 1, "../../proc/1/ns/net": 1}]
+    with pytest.raises(asyncio.CancelledError):
+        await networks.run_doors()
+    assert told.supplied == {"m": 3, "another": 0, "../../proc/1/ns/net": 0}

@@ -272,6 +272,7 @@ def sandbox_info(data: Json) -> models.SandboxInfo:
         parent_id=data.get("parent_id"),
         fork_tree_id=data.get("fork_tree_id"),
         from_snapshot=data.get("from_snapshot"),
+        network_group=data.get("network_group"),
         raw=data,
     )
 

@@ -189,9 +189,8 @@ class SandboxTermination:
 class SandboxInfo:
     """A sandbox as the server describes it. `raw` holds the whole answer.
 
-    `status_reason` says why it is paused or hibernated: `asked`, `idle` or `budget`. `ends_at` is the end that no
-    renewal moves, after `max_lifetime_seconds` (0: none). `parent_id` and `fork_tree_id` are
-    those of a fork's child; `from_snapshot` is the snapshot it continued from.
+    `status_reason` says why it is paused or hibernated: `asked`, `idle` or `budget`. `ends_at`: the end that no renewal
+    moves. `parent_id` and `fork_tree_id` are those of a fork's child; `from_snapshot`: what it continued from.
     """
 
     id: str
@@ -222,6 +221,7 @@ class SandboxInfo:
     parent_id: str | None = None
     fork_tree_id: str | None = None
     from_snapshot: str | None = None
+    network_group: str | None = None
     raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 

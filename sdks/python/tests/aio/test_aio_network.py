@@ -33,6 +33,19 @@ async def test_a_policy_is_sent_and_read(fake: FakeCloche) -> None:
     assert await sandbox.set_network(NetworkPolicy("open")) == policy
 
 
+async def test_a_network_group_is_asked_for_and_changed(fake: FakeCloche) -> None:
+    sandbox = await AsyncSandbox.create(network_group="team")
+    assert fake.bodies[-1]["network_group"] == "team"
+    told = {**sandbox.info.raw, "network_group": "crew"}
+    fake.on("PATCH", sandbox.id, faults.says(200, told, fake.bodies))
+    assert (await sandbox.set_network_group("crew")).info.network_group == "crew"
+    assert fake.bodies[-1] == {"network_group": "crew"}
+    fake.on("PATCH", sandbox.id, faults.says(200, {**sandbox.info.raw, "network_group": None}, fake.bodies))
+    await sandbox.set_network_group(None)
+    assert fake.bodies[-1] == {"network_group": ""}
+    assert sandbox.info.network_group is None
+
+
 async def test_what_was_decided_and_why(fake: FakeCloche) -> None:
     sandbox = await AsyncSandbox.create()
     fake.on("GET", "/network/log", faults.says(200, {"entries": [ENTRY], "next": 3, "lost": 0}))

@@ -43,6 +43,8 @@ def sandbox(record: Sandbox) -> dict[str, Any]:
         "generation": record.generation,
     }
     body["network_mode"] = record.network.mode.value
+    if record.network_group is not None:
+        body["network_group"] = record.network_group
     if record.grants:
         body["secrets"] = [shown_grant(grant) for grant in record.grants]
     body["idle_seconds"] = record.idle_seconds

@@ -16,7 +16,7 @@ from pydantic import (
 
 from cloche_server.api.wire_base import Seconds as Seconds
 from cloche_server.api.wire_base import Wire as Wire
-from cloche_server.api.wire_network import GrantAnswer, GrantBody, NetworkBody
+from cloche_server.api.wire_network import GrantAnswer, GrantBody, GroupName, NetworkBody
 from cloche_server.api.wire_usage import BudgetBody
 from cloche_server.core.command import OUTPUT_LIMIT, STDIN_LIMIT
 from cloche_server.core.expiry import MAX_TTL_SECONDS
@@ -97,6 +97,7 @@ class CreateBody(Wire):
     network: NetworkBody | None = Field(
         None, description="What it may reach; default: that of the snapshot, else what the operator has set."
     )
+    network_group: GroupName | None = Field(None, description="Reaches the workspace's sandboxes with the same one.")
     minimum_boundary: Literal["any", "microvm", "microvm-kvm"] = Field(
         "any", description="Refuse to create with a weaker isolation than this."
     )
@@ -155,6 +156,7 @@ class SandboxPatch(Wire):
     persistent: StrictBool | None = Field(None, description="True: no TTL at all.")
     idle_seconds: Ttl | None = Field(None, description="Counted from now; 0 = never.")
     idle_action: Literal["pause", "hibernate", "stop", "delete"] | None = Field(None, description="What happens then.")
+    network_group: GroupName | Literal[""] | None = Field(None, description="Into this group; empty: out of any.")
 
 
 class MkdirBody(Wire):
@@ -249,6 +251,7 @@ class SandboxAnswer(BaseModel):
     boot_mode: Literal["warm", "launched", "snapshot", "fork", "wake", "cold"]
     isolation: IsolationAnswer
     network_mode: Literal["none", "allow-list", "open"]
+    network_group: str | None = Field(None, description="It reaches the workspace's sandboxes with the same one.")
     secrets: list[GrantAnswer] | None = Field(None, description="What it may use without knowing it.")
     termination: TerminationAnswer | None = None
     generation: int

@@ -8,11 +8,16 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, Field, StrictBool, StrictInt, StringConstraints
 
 from cloche_server.api.wire_base import Wire
+from cloche_server.core.groups import PATTERN
 from cloche_server.core.network import MAX_RULES
 
 _Name = Annotated[str, StringConstraints(strict=True, max_length=254)]
 _Port = Annotated[StrictInt, Field(ge=1, le=65535)]
 _Span = Annotated[str, StringConstraints(strict=True, pattern=r"^[0-9]{1,5}(-[0-9]{1,5})?$")]
+
+
+#: The sentence for what is none comes from `core/groups.py`; this is for the document.
+GroupName = Annotated[str, StringConstraints(strict=True), Field(json_schema_extra={"pattern": PATTERN})]
 
 
 class RuleBody(Wire):

@@ -74,6 +74,7 @@ class CreateRequest:
     account_id: str | None = None
     #: None: what the operator has chosen.
     network: NetworkPolicy | None = None
+    network_group: str | None = None
     grants: tuple[SecretGrant, ...] = ()
 
 
@@ -325,6 +326,7 @@ class Creator:
             idle_action=request.idle_action,
             network=request.network or NetworkPolicy(NetworkMode(self._settings.network_default)),
             grants=request.grants,
+            **self._machines.place(request.workspace, request.network_group, work.pending_id),
         )
         try:
             work.entry = await self._supervisor.admit(record, request.key, account)
@@ -343,6 +345,8 @@ class Creator:
     async def _unrecord(self, work: _Creation) -> None:
         if work.pending_id:
             await self._supervisor.withdraw(work.pending_id)
+            if work.entry is not None:
+                self._machines.left(work.entry.record)
 
     async def _launch(self, work: _Creation) -> None:
         if work.slot is None:

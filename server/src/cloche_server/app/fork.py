@@ -193,6 +193,7 @@ class Forks:
             account_id=inherited.account_id,
             network=parent.network,
             grants=parent.grants,
+            network_group=parent.network_group,
         )
 
     async def promote(self, workspace: str, sandbox_id: str, tree_id: str | None, cleanup: bool) -> Promotion:

@@ -10,12 +10,23 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from cloche_server.app.steps import to_the_end
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ids import id_from_random
 from cloche_server.core.network import GUEST_NETWORK
-from cloche_server.core.ports import BakedTemplate, BootFiles, Card, Engine, Machine, Network, SavedState, Trust
+from cloche_server.core.ports import (
+    BakedTemplate,
+    BootFiles,
+    Card,
+    Engine,
+    Machine,
+    Membership,
+    Network,
+    SavedState,
+    Trust,
+)
 from cloche_server.core.records import BootMode, Resources, Sandbox, Shape
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import ExecRequest, RenewRequest
@@ -72,6 +83,7 @@ class Machines:
         self.engine = engine
         self.network = network
         self.broker: Trust | None = None
+        self.groups: Membership | None = None
         self.root = root
         self.layers = layers
         self._gate = gate
@@ -157,7 +169,18 @@ class Machines:
         `secret.not_found`."""
         trusted = await self.broker.ready(record) if self.broker is not None else None
         await self.network.admit(record.id, record.workspace, record.network, record.grants)
+        if self.groups is not None:
+            await self.groups.joined(record)
         return trusted
+
+    def place(self, workspace: str, group: str | None, sandbox_id: str) -> dict[str, Any]:
+        """What the record of a new sandbox says about its network group. Raises `request.invalid`."""
+        return {} if self.groups is None else self.groups.place(workspace, group, sandbox_id)
+
+    def left(self, record: Sandbox) -> None:
+        """Of a sandbox that came to nothing: its group is told."""
+        if self.groups is not None:
+            self.groups.touch(record)
 
     async def unplug(self, machine_id: str) -> None:
         """Removes the slot of a machine that has ended. What resists is tried again by `remove_rest`."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from cloche_server.app.access import Access
 from cloche_server.app.entry import Entry
+from cloche_server.app.groups import Groups
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status, verbs
@@ -35,7 +36,8 @@ class Page:
 class NetworkVerbs:
     """Each method finds the sandbox of the workspace. All raise `sandbox.not_found`."""
 
-    def __init__(self, access: Access, supervisor: Supervisor, network: Network, trust: Trust) -> None:
+    def __init__(self, access: Access, supervisor: Supervisor, network: Network, trust: Trust, groups: Groups) -> None:
+        self._groups = groups
         self._trusts = trust
         self._access = access
         self._supervisor = supervisor
@@ -52,6 +54,13 @@ class NetworkVerbs:
     async def grant(self, workspace: str, sandbox_id: str, grants: tuple[SecretGrant, ...]) -> tuple[Sandbox, int]:
         """As `put`, with other grants of secrets."""
         return await self._change(workspace, sandbox_id, None, grants)
+
+    async def regroup(self, workspace: str, sandbox_id: str, group: str | None) -> Sandbox:
+        """Into another network group, or out of every one (None). Raises `network.off`, `request.invalid` when the
+        group is full."""
+        if group is not None:
+            self.check_on()
+        return await self._groups.change(await self._access.find(workspace, sandbox_id), group)
 
     async def _change(
         self,

@@ -12,7 +12,7 @@ from functools import lru_cache
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Final
 
-from cloche_server.core.network import GATEWAY_IP4, GATEWAY_IP6, PREFIX_IP4, PREFIX_IP6
+from cloche_server.core.network import GATEWAY_IP4, GATEWAY_IP6, GROUP_NETWORK4, PREFIX_IP4, PREFIX_IP6
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
@@ -30,6 +30,7 @@ class AddressClass(StrEnum):
     RESERVED = "reserved"
     SLOT = "slot"  # the link between a guest and its gateway
     HOST = "host"  # an address of this host itself
+    GROUP = "group"  # where members of a network group see each other
 
 
 #: Reached only by an allow rule whose network lies inside the range (or, for the host, is the address).
@@ -37,7 +38,7 @@ GUARDED: Final = frozenset(
     {AddressClass.LOOPBACK, AddressClass.LINK_LOCAL, AddressClass.METADATA, AddressClass.HOST},
 )
 #: Never reached, whatever a rule says.
-NEVER: Final = frozenset({AddressClass.SLOT, AddressClass.MULTICAST, AddressClass.BROADCAST})
+NEVER: Final = frozenset({AddressClass.SLOT, AddressClass.MULTICAST, AddressClass.BROADCAST, AddressClass.GROUP})
 
 _METADATA: Final = frozenset(
     ip_address(one)
@@ -76,6 +77,7 @@ _V4: Final = tuple(
         ("192.0.2.0/24", AddressClass.DOCUMENTATION),
         ("192.88.99.0/24", AddressClass.RESERVED),
         ("192.168.0.0/16", AddressClass.PRIVATE),
+        (GROUP_NETWORK4, AddressClass.GROUP),
         ("198.18.0.0/15", AddressClass.RESERVED),
         ("198.51.100.0/24", AddressClass.DOCUMENTATION),
         ("203.0.113.0/24", AddressClass.DOCUMENTATION),
@@ -144,7 +146,7 @@ def classify(address: Address, host: Collection[Address] = ()) -> AddressClass:
         if inner is not None:
             return _classify_carried(address, inner, host)
     kind = _by_table(address)
-    if address in host and kind is not AddressClass.LOOPBACK:
+    if address in host and kind not in {AddressClass.LOOPBACK, AddressClass.GROUP}:
         return AddressClass.HOST
     return kind
 

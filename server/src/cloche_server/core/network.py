@@ -17,6 +17,9 @@ PREFIX_IP6: Final = 126
 GUEST_MAC: Final = "02:c1:0c:00:00:02"
 GATEWAY_MAC: Final = "02:c1:0c:00:00:01"
 TAP: Final = "tap0"
+#: Where members of a group see each other. Of the networks for benchmarks (RFC 2544), which nobody has: on no wire, and
+#: never dialled.
+GROUP_NETWORK4: Final = "198.19.0.0/16"
 #: Ports of the slot's own sockets; everything the guest sends is redirected to them.
 TCP_PORT: Final = 5301
 DNS_PORT: Final = 5300

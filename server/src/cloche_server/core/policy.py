@@ -313,6 +313,8 @@ class Policy:
 
 
 def _private(kind: AddressClass) -> Decision:
+    if kind is AddressClass.GROUP:
+        return _deny("group", "no member of a network group that this sandbox is in has the address")
     return _deny("private-address", f"the address is not public ({kind.value}), and no rule opens its network")
 
 

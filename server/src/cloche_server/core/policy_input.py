@@ -41,6 +41,7 @@ _WORDS: Final = frozenset(
         "limit",
         "violation",
         "upstream",
+        "group",
     }
 )
 _FIELDS: Final = ("id", "action", "domain", "cidr", "ports", "protocol", "methods", "paths")

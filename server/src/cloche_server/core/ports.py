@@ -8,6 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from cloche_server.core.groups import Group
 from cloche_server.core.network import NetworkPolicy, SecretGrant
 from cloche_server.core.probes import Probe, Skipped
 from cloche_server.core.records import Isolation, ProcessRef, Sandbox, Shape
@@ -179,6 +180,10 @@ class Network(Protocol):
     async def close(self, machine_id: str) -> None:
         """Ends its connections and removes its slot. Idempotent."""
 
+    async def group(self, groups: Sequence[Group], *, whole: bool = False) -> None:
+        """Who is in these groups from now on; with `whole`: there are no others. Raises `network.unavailable`: then it
+        is known as soon as anything is carried again."""
+
     async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
         """Secrets of a workspace by name, and its authority (`certificate`, `key`), in place of those before. Raises
         `network.unavailable`."""
@@ -204,6 +209,14 @@ class Trust(Protocol):
 
     async def ready(self, record: Sandbox) -> str | None:
         """See `app/broker.py`."""
+
+
+class Membership(Protocol):
+    """Who is in which network group: see `app/groups.py`."""
+
+    def place(self, workspace: str, group: str | None, sandbox_id: str) -> dict[str, Any]: ...
+    async def joined(self, record: Sandbox) -> None: ...
+    def touch(self, record: Sandbox) -> None: ...
 
 
 class Engine(Protocol):

@@ -165,6 +165,9 @@ class Sandbox:
     account_id: str | None = None
     network: NetworkPolicy = field(default_factory=NetworkPolicy)
     grants: tuple[SecretGrant, ...] = ()
+    #: Sandboxes of its workspace with the same one reach each other; `group_address`: where they see it, for its life.
+    network_group: str | None = None
+    group_address: str = ""
 
     @property
     def is_read(self) -> bool:

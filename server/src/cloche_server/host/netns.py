@@ -27,6 +27,7 @@ _IFF_TAP: Final = 0x0002
 _IFF_NO_PI: Final = 0x1000
 #: Packets carry what checksum and segmentation is still to be done, so that neither side does it for nothing.
 _IFF_VNET_HDR: Final = 0x4000
+_IP_BIND_ADDRESS_NO_PORT: Final = 24
 
 T = TypeVar("T")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -148,6 +149,18 @@ def bound(kind: socket.SocketKind, family: socket.AddressFamily, port: int, back
         made.bind(("::" if family is socket.AF_INET6 else "0.0.0.0", port))  # noqa: S104 - the whole namespace is ours
         if kind is socket.SOCK_STREAM:
             made.listen(backlog)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def unbound() -> socket.socket:
+    """A TCP socket of IPv4 that is connected to nothing, and can only reach what this thread's namespace does. Whoever
+    binds it to an address takes a port only when it is connected. Raises OSError."""
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        made.setsockopt(socket.SOL_IP, _IP_BIND_ADDRESS_NO_PORT, 1)
     except BaseException:
         made.close()
         raise

@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from cloche_server.core.addresses import parse_address
+from cloche_server.core.groups import Member
 from cloche_server.core.names import host_name
 from cloche_server.core.network import Transport
 from cloche_server.core.policy import RAW, Claim, ClaimKind, Decision, Outcome
+from cloche_server.netd.intake import group_decision
 from cloche_server.netd.session import Session
 
 
@@ -23,9 +25,22 @@ def explain(session: Session, question: Mapping[str, Any]) -> dict[str, Any]:
     return {"allowed": allowed, "rule": decision.rule, "reason": decision.reason, "step": step}
 
 
+def _member(session: Session, host: str) -> Member | None:
+    """Whom of the sandbox's group is meant by a name or an address."""
+    try:
+        return session.peer(parse_address(host))
+    except ValueError:
+        return session.shared.groups.named(session.sandbox, host_name(host) or "")
+
+
 def _decide(
     session: Session, host: str, port: int, transport: Transport, method: str, path: str
 ) -> tuple[Decision, str]:
+    member = _member(session, host)
+    if member is not None:
+        if transport is Transport.UDP:
+            return Decision(Outcome.DENY, "udp", "UDP is not carried to members of a group"), "address"
+        return group_decision(session, member), "address"
     policy = session.policy
     try:
         address = parse_address(host.removeprefix("[").removesuffix("]"))
@@ -42,6 +57,8 @@ def _decide(
     name = host_name(host)
     if name is None:
         return Decision(Outcome.DENY, "no-name", "this is not the name of a host"), "name"
+    if session.shared.groups.owns(session.sandbox, name):
+        return Decision(Outcome.DENY, "group", "the network group has no such member"), "name"
     asked = policy.decide_name(name)
     if not asked.allowed:
         return asked, "name"

@@ -10,10 +10,12 @@ import socket
 from typing import Final
 
 from cloche_server.core.addresses import parse_address
+from cloche_server.core.groups import Member
 from cloche_server.core.policy import RAW, Claim, Decision, Outcome
 from cloche_server.netd import resolver
 from cloche_server.netd.firstbytes import MAX_BYTES, claim_of
 from cloche_server.netd.flow import HttpEngine
+from cloche_server.netd.groups import Unreachable
 from cloche_server.netd.origin import original_destination
 from cloche_server.netd.refusal import refuse
 from cloche_server.netd.relay import Pipes, Relay
@@ -84,7 +86,7 @@ class Intake:
     async def _serve(self, guest: socket.socket, flow: Flow) -> None:
         """One connection to its end. Nothing of it ends anything else."""
         try:
-            if flow.port == _DNS_PORT:
+            if flow.port == _DNS_PORT and self._session.peer(flow.address) is None:
                 if self._session.over_limit() is not None:
                     reset(guest)
                     return
@@ -131,8 +133,11 @@ class Connection:
 
     async def run(self) -> None:
         try:
-            decision = await self._decide()
-            await self._act(decision)
+            peer = self._session.peer(self._flow.address)
+            if peer is not None:
+                await self._call(peer)
+            else:
+                await self._act(await self._decide())
         finally:
             self._hang_up()
 
@@ -140,6 +145,29 @@ class Connection:
         if self._upstream is not None:
             self._upstream.close()
             self._upstream = None
+
+    async def _call(self, peer: Member) -> None:
+        """Into the slot of a member of the group. Neither policy nor secrets are asked, and nothing is read."""
+        session, flow = self._session, self._flow
+        flow.peer = peer
+        flow.decided = decision = session.over_limit() or group_decision(session, peer)
+        session.record(flow, decision)
+        if not decision.allowed:
+            reset(self._guest)
+            return
+        doors = session.shared.doors
+        with doors.inside(peer.sandbox, self._left):
+            try:
+                own = session.shared.groups.own_address(session.sandbox)
+                self._upstream = await doors.dial(peer, flow.port, own)
+            except OSError as error:
+                flow.was_cut = f"upstream: {_why(error)}"
+                raise
+            await self._carry()
+
+    def _left(self) -> None:
+        self._flow.was_cut = "cut: the member has gone"
+        self._flow.cut()
 
     # ------------------------------------------------------------------ deciding
 
@@ -243,7 +271,7 @@ class Connection:
             up=session.up,
             down=session.down,
             moved=lambda sent, received: session.carried(flow, sent, received),
-            first=None if flow.claim is not None else self._look,
+            first=None if flow.claim is not None or flow.peer is not None else self._look,
         )
         flow.cut = relay.cut
         await relay.wait()
@@ -265,7 +293,18 @@ class Connection:
                 self._flow.bound = self._session.pinned(claim.name, self._flow.address)
 
 
+def group_decision(session: Session, peer: Member) -> Decision:
+    """Whether a member of the sandbox's group can be called now."""
+    try:
+        session.shared.doors.check(peer)
+    except Unreachable as error:
+        return Decision(Outcome.DENY, "group", str(error.strerror))
+    return Decision(Outcome.ALLOW, "group", "a member of the network group of the sandbox")
+
+
 def _why(error: OSError) -> str:
+    if isinstance(error, Unreachable):
+        return str(error.strerror)
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return errno.errorcode.get(error.errno or 0, "the connection could not be made")

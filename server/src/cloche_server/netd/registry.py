@@ -9,6 +9,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from cloche_server.core.groups import group_from_json
 from cloche_server.core.netctl import PROTOCOL, grant_from_json, policy_from_json
 from cloche_server.netd.explain import explain
 from cloche_server.netd.intake import Intake
@@ -43,12 +44,15 @@ class Attached:
         self, session: Session, socks: Sequence[socket.socket], tasks: asyncio.TaskGroup, pipes: Pipes
     ) -> None:
         self.session = session
+        self._doors = session.shared.doors
+        self._doors.open(session.sandbox)
         self._intake = Intake(session, (socks[0], socks[1]), tasks, pipes)
         self._resolver = UdpResolver(session, (socks[2], socks[3]), tasks)
 
     def close(self) -> None:
         self._intake.close()
         self._resolver.close()
+        self._doors.close(self.session.sandbox)
 
 
 class Registry:
@@ -68,14 +72,19 @@ class Registry:
         try:
             if op == "attach":
                 return self._attach(message, fds)
+            if op == "supply":
+                return self._supply(message, fds)
             if op == "log":
                 return await self._log(message)
+            if op == "wanted":
+                return {"wanted": await self._shared.doors.wanted(min(60.0, max(0.0, float(message.get("wait", 0)))))}
             plain = {
                 "hello": self._hello,
                 "configure": self._configure,
                 "policy": self._policy,
                 "detach": self._detach,
                 "secrets": self._secrets,
+                "groups": self._groups,
                 "explain": self._explain,
                 "learned": self._learned,
                 "stats": self._stats,
@@ -133,6 +142,28 @@ class Registry:
 
     def _secrets(self, message: Mapping[str, Any]) -> dict[str, Any]:
         self._shared.vault.replace(str(message["workspace"]), message["values"], message.get("ca"))
+        return {}
+
+    def _groups(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        groups = [group_from_json(one) for one in message["groups"]]
+        self._shared.groups.replace(groups, whole=bool(message.get("whole")))
+        for attached in self._attached.values():
+            attached.session.regroup()
+        return {}
+
+    def _supply(self, message: Mapping[str, Any], fds: list[int]) -> dict[str, Any]:
+        socks: list[socket.socket] = []
+        try:
+            socks.extend(_socket_of(fd) for fd in fds)
+            if any((sock.family, sock.type & 0xF) != (socket.AF_INET, socket.SOCK_STREAM) for sock in socks):
+                raise Refusal("invalid", "a slot is entered by TCP sockets of IPv4")
+        except BaseException as error:
+            for sock in socks:
+                sock.close()
+            if isinstance(error, OSError):
+                raise Refusal("invalid", "what came is no socket") from None
+            raise
+        self._shared.doors.supply(str(message["sandbox"]), socks)
         return {}
 
     async def _log(self, message: Mapping[str, Any]) -> dict[str, Any]:

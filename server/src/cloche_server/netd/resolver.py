@@ -33,6 +33,8 @@ _HINTS: Final = frozenset({dns.rdatatype.HTTPS, dns.rdatatype.SVCB})
 _HEADER: Final = 12
 _PLAIN_SIZE: Final = 512
 _PAYLOAD: Final = 1232
+#: Members come and go (seconds).
+GROUP_TTL: Final = 1
 _TCP_IDLE: Final = 10.0
 _TCP_QUESTIONS: Final = 100
 _MAX_DATAGRAM: Final = 4096
@@ -83,6 +85,8 @@ async def _fill(session: Session, response: dns.message.Message) -> None:
     question = response.question[0]
     text = question.name.to_text(omit_final_dot=True)
     name = canonical_name(text)
+    if name is not None and question.rdclass == dns.rdataclass.IN and _fill_group(session, response, name):
+        return
     decision = _judge(session, name, question.rdclass, question.rdtype)
     if not decision.allowed or name is None:
         session.record_name(text, decision)
@@ -107,6 +111,23 @@ async def _fill(session: Session, response: dns.message.Message) -> None:
         _put(response, question.name, question.rdtype, found)
     else:
         response.set_rcode(dns.rcode.REFUSED)
+
+
+def _fill_group(session: Session, response: dns.message.Message, name: str) -> bool:
+    """Answers for members of the sandbox's group; whatever else is in its zone does not exist. Nobody is asked."""
+    groups, sandbox = session.shared.groups, session.sandbox
+    member = groups.named(sandbox, name)
+    if member is None and not groups.owns(sandbox, name):
+        return False
+    if member is None:
+        session.record_name(name, Decision(Outcome.DENY, "group", "the network group has no such member"))
+        response.set_rcode(dns.rcode.NXDOMAIN)
+        return True
+    session.record_name(name, Decision(Outcome.ALLOW, "group", "a member of the network group of the sandbox"))
+    question = response.question[0]
+    if question.rdtype == A:
+        response.answer.append(dns.rrset.from_text(question.name, GROUP_TTL, "IN", "A", member.address))
+    return True
 
 
 def _judge(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cloche_server.core.addresses import Address, parse_address
+from cloche_server.core.groups import Member
 from cloche_server.core.names import canonical_name, matches
 from cloche_server.core.netctl import LogEntry
 from cloche_server.core.network import NetworkPolicy, SecretGrant, Transport
@@ -32,7 +33,8 @@ _MIB: Final = 1024 * 1024
 @dataclass(slots=True)
 class Flow:
     """One open connection of a guest. `claim`: what its first bytes said, None: they were not asked. `bound`: whether
-    the claimed name is known to have the address. `cut` ends the connection."""
+    the claimed name is known to have the address. `peer`: whom in its group it leads to; no policy is asked then. `cut`
+    ends the connection."""
 
     number: int
     address: Address
@@ -41,6 +43,7 @@ class Flow:
     claim: Claim | None = None
     bound: bool = True
     decided: Decision | None = None
+    peer: Member | None = None
     engine: bool = False
     sent: int = 0
     received: int = 0
@@ -97,11 +100,22 @@ class Session:
     def replace(self, policy: NetworkPolicy, grants: Sequence[SecretGrant]) -> int:
         """The new policy holds at once; connections that it does not allow are cut. Returns how many."""
         self._set(policy, grants)
+        return self._cut("policy")
+
+    def regroup(self) -> None:
+        """The members of its group have changed; connections to who is none any more are cut."""
+        self._cut("cut: one of the two has left the group")
+
+    def _cut(self, why: str) -> int:
         doomed = [flow for flow in self.totals.flows.values() if flow.decided is not None and not self.still(flow)]
         for flow in doomed:
-            flow.was_cut = "policy"
+            flow.was_cut = why
             flow.cut()
         return len(doomed)
+
+    def peer(self, address: Address) -> Member | None:
+        """Who of its group has an address."""
+        return self.shared.groups.at(self._sandbox, address)
 
     # ------------------------------------------------------------------ the carrier
 
@@ -255,6 +269,9 @@ class Session:
 
     def still(self, flow: Flow) -> bool:
         """Whether a connection that is open may go on in the way it goes."""
+        if flow.peer is not None:
+            now = self.peer(flow.address)
+            return now is not None and now.sandbox == flow.peer.sandbox
         decision = self.judge(flow)
         if decision.outcome in {Outcome.PEEK, Outcome.WATCH}:
             # It is carried unread: only what needs no name holds for it.
@@ -267,6 +284,8 @@ class Session:
     def record(self, flow: Flow, decision: Decision, *, end: bool = False) -> None:
         claim = flow.claim
         name = claim.name if claim is not None and claim.name else ",".join(self.names_of(flow.address)[:3])
+        if flow.peer is not None:
+            name = flow.peer.name or flow.peer.sandbox
         self.log.add(
             LogEntry(
                 seq=0,
@@ -284,14 +303,14 @@ class Session:
                 bytes_received=flow.received if end else 0,
             )
         )
-        if self.policy.source.learn and not end:
+        if self.policy.source.learn and not end and flow.peer is None:
             first = claim.name if claim is not None and claim.name else next(iter(self.names_of(flow.address)), "")
             self.learner.connected(first, str(flow.address), flow.port)
 
     def record_name(self, name: str, decision: Decision) -> None:
         verdict = "allow" if decision.allowed else "deny"
         self.log.add(LogEntry(0, 0.0, "dns", verdict, decision.rule, decision.reason, name=name, protocol="udp"))
-        if self.policy.source.learn:
+        if self.policy.source.learn and decision.rule != "group":
             self.learner.asked(canonical_name(name) or "")
 
     def stats(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from cloche_server.host.addresses import HostAddresses
 from cloche_server.host.clock import Clock, SystemClock
 from cloche_server.netd.dial import Dialer, OutboundProxy
 from cloche_server.netd.flow import HttpEngine
+from cloche_server.netd.groups import Doors, Groups
 from cloche_server.netd.upstream import Upstream
 
 
@@ -58,6 +59,8 @@ class Shared:
     upstream: Upstream = field(default_factory=Upstream)
     dialer: Dialer = field(default_factory=Dialer)
     vault: Vault = field(default_factory=Vault)
+    groups: Groups = field(default_factory=Groups)
+    doors: Doors = field(default_factory=Doors)
     never: Collection[Network] = ()
     engine: HttpEngine | None = None
     report: Callable[[str], None] = lambda _line: None

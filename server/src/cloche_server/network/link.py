@@ -16,7 +16,7 @@ from cloche_server.core.errors import CATALOGUE, ClocheError
 from cloche_server.core.netctl import PROTOCOL, FrameError
 from cloche_server.host import process
 from cloche_server.host.fdlink import FdClient, LinkLost, LinkRefused
-from cloche_server.network.slots import SlotSockets
+from cloche_server.network.slots import Handed
 from cloche_server.telemetry import log
 
 _log = log.get("netd")
@@ -99,7 +99,7 @@ class Netd:
                 await asyncio.sleep(0.05)
         raise LinkLost(f"it ended at once; {self._data / 'run' / 'netd.log'} says why")
 
-    async def ask(self, op: str, fields: Mapping[str, Any], sockets: SlotSockets | None = None) -> dict[str, Any]:
+    async def ask(self, op: str, fields: Mapping[str, Any], sockets: Handed | None = None) -> dict[str, Any]:
         """Raises `network.unavailable`, or what netd answers."""
         client = self._client
         if client is None or not client.connected:

@@ -10,14 +10,20 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.groups import Group, group_to_json
 from cloche_server.core.netctl import grant_to_json, policy_to_json
 from cloche_server.core.network import NetworkPolicy, SecretGrant
 from cloche_server.core.probes import Probe, Skipped
 from cloche_server.network.probes import probe_slot
-from cloche_server.network.slots import Slots, SlotSockets
+from cloche_server.network.slots import Doors, Handed, Slots
 from cloche_server.telemetry import log
 
 _log = log.get("network")
+
+#: netd answers at once when it wants something, and after so long when it does not (seconds).
+WANTED_WAIT = 30.0
+#: After netd could not be asked (seconds).
+AGAIN_AFTER = 0.2
 
 
 class Carrier(Protocol):
@@ -26,7 +32,7 @@ class Carrier(Protocol):
 
     @property
     def attached(self) -> Collection[str]: ...
-    async def ask(self, op: str, fields: Mapping[str, Any], sockets: SlotSockets | None = None) -> dict[str, Any]: ...
+    async def ask(self, op: str, fields: Mapping[str, Any], sockets: Handed | None = None) -> dict[str, Any]: ...
 
 
 @dataclass(slots=True)
@@ -85,6 +91,9 @@ class NoNetwork:
     ) -> None:
         return None
 
+    async def group(self, groups: Sequence[Group], *, whole: bool = False) -> None:
+        return None
+
     async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
         return None
 
@@ -111,6 +120,7 @@ class Networks:
         self._admitted: dict[str, Admitted] = {}
         #: Of each workspace whose HTTPS is read.
         self._material: dict[str, dict[str, Any]] = {}
+        self._groups: dict[tuple[str, str], Group] = {}
 
     async def open(self, machine_id: str) -> TapCard:
         await self._detach(machine_id)
@@ -154,6 +164,16 @@ class Networks:
         self._admitted[machine_id] = changed = Admitted(before.workspace, policy, tuple(grants))
         answer = await self._carrier.ask("policy", changed.fields(machine_id))
         return int(answer.get("cut", 0))
+
+    async def group(self, groups: Sequence[Group], *, whole: bool = False) -> None:
+        if whole:
+            self._groups.clear()
+        for group in groups:
+            self._groups.pop((group.workspace, group.name), None)
+            if group.members:
+                self._groups[group.workspace, group.name] = group
+        if self._carrier is not None:
+            await self._carrier.ask("groups", {"groups": [group_to_json(one) for one in groups], "whole": whole})
 
     async def provide(self, workspace: str, values: Mapping[str, str], authority: Mapping[str, str]) -> None:
         # Kept for a netd that is started anew: it has to know them before it reads anything.
@@ -199,9 +219,35 @@ class Networks:
                     await self._carrier.ask("detach", {"sandbox": machine_id})
         return await self.slots.take_stock(living)
 
+    async def run_doors(self) -> None:
+        """Makes the sockets by which members of groups reach each other, whenever netd wants some; cancel to stop."""
+        while self._carrier is not None:
+            try:
+                answer = await self._carrier.ask("wanted", {"wait": WANTED_WAIT})
+                for machine_id, count in dict(answer.get("wanted", {})).items():
+                    await self._supply(self._carrier, str(machine_id), int(count))
+            except (ClocheError, ValueError, TypeError):  # netd is being started
+                await asyncio.sleep(AGAIN_AFTER)
+
+    async def _supply(self, carrier: Carrier, machine_id: str, count: int) -> None:
+        doors: Doors | None = None
+        try:
+            if machine_id in self._admitted:
+                doors = await self.slots.doors(machine_id, count)
+        except OSError as error:  # the slot has gone meanwhile, which netd is told by sending none
+            _log.info("group.no_way_in", sandbox=machine_id, error=str(error))
+        try:
+            await carrier.ask("supply", {"sandbox": machine_id}, doors)
+        finally:
+            if doors is not None:
+                doors.close()
+
     async def again(self) -> None:
         """Gives a new netd everything that the old one had."""
         if self._carrier is not None:
+            if self._groups:
+                with contextlib.suppress(ClocheError):  # it has gone again, and the next one is told
+                    await self.group(list(self._groups.values()), whole=True)
             for workspace, material in list(self._material.items()):
                 try:
                     await self._carrier.ask("secrets", material)

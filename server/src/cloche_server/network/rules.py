@@ -9,6 +9,7 @@ from cloche_server.core.network import (
     GATEWAY_IP4,
     GATEWAY_IP6,
     GATEWAY_MAC,
+    GROUP_NETWORK4,
     GUEST_IP4,
     GUEST_IP6,
     GUEST_MAC,
@@ -18,14 +19,16 @@ from cloche_server.core.network import (
     TCP_PORT,
 )
 
-#: `mtu`: what a guest sends is only copied on this host, never put on a wire as it is. The neighbour is known
-#: beforehand, so that the first packet waits for nobody, and cannot be another one.
+#: The neighbour is known beforehand, so that the first packet waits for nobody, and cannot be another one. What members
+#: of groups have as addresses are every slot's own: a connection into it may come from one of them and is answered.
+#: What a guest sends there is redirected as everything else is.
 LINKS: Final = f"""\
 link set lo up
 link set {TAP} address {GATEWAY_MAC}
 address add {GATEWAY_IP4}/{PREFIX_IP4} dev {TAP}
 address add {GATEWAY_IP6}/{PREFIX_IP6} dev {TAP} nodad
 link set {TAP} up
+route add local {GROUP_NETWORK4} dev lo
 neighbour replace {GUEST_IP4} lladdr {GUEST_MAC} dev {TAP} nud permanent
 neighbour replace {GUEST_IP6} lladdr {GUEST_MAC} dev {TAP} nud permanent
 """

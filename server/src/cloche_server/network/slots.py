@@ -10,12 +10,13 @@ import itertools
 import os
 import socket
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.netctl import MAX_FDS
 from cloche_server.core.network import DNS_PORT, TAP, TCP_PORT
 from cloche_server.host import netns
 from cloche_server.network.rules import LINKS, RULES, SYSCTLS
@@ -44,6 +45,26 @@ class SlotSockets:
 
     def close(self) -> None:
         for one in self.all():
+            one.close()
+
+
+class Handed(Protocol):
+    """Sockets that netd is given copies of."""
+
+    def all(self) -> Sequence[socket.socket]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """Sockets in a slot that are connected to nothing yet, and can reach nothing but its guest."""
+
+    sockets: tuple[socket.socket, ...]
+
+    def all(self) -> tuple[socket.socket, ...]:
+        return self.sockets
+
+    def close(self) -> None:
+        for one in self.sockets:
             one.close()
 
 
@@ -90,6 +111,10 @@ class Slots:
     async def sockets(self, machine_id: str) -> SlotSockets:
         """New sockets of a slot. Raises OSError: for one that is not there, and when its sockets are open already."""
         return await asyncio.to_thread(netns.inside, self.path(machine_id), _sockets)
+
+    async def doors(self, machine_id: str, count: int) -> Doors:
+        """Sockets by which the guest of a slot is reached. Raises OSError."""
+        return await asyncio.to_thread(netns.inside, self.path(machine_id), lambda: _doors(count))
 
     async def close(self, machine_id: str) -> None:
         """Fine when there is none. Raises OSError."""
@@ -140,6 +165,18 @@ def _make(path: Path) -> None:
         netns.configure(LINKS, RULES, SYSCTLS)
 
     netns.create(path, furnish)
+
+
+def _doors(count: int) -> Doors:
+    made: list[socket.socket] = []
+    try:
+        for _ in range(max(1, min(count, MAX_FDS))):
+            made.append(netns.unbound())
+    except BaseException:
+        for one in made:
+            one.close()
+        raise
+    return Doors(tuple(made))
 
 
 def _sockets() -> SlotSockets:

@@ -75,6 +75,8 @@ def to_row(sandbox: Sandbox) -> dict[str, Any]:
         "account_id": sandbox.account_id,
         "network": json.dumps(policy_to_json(sandbox.network)),
         "grants": json.dumps([grant_to_json(grant) for grant in sandbox.grants]),
+        "network_group": sandbox.network_group,
+        "group_address": sandbox.group_address,
     }
 
 
@@ -125,6 +127,8 @@ def from_row(row: Row) -> Sandbox:
         # A sandbox of a server that knew no network has no card.
         network=policy_from_json(json.loads(row["network"])) if row["network"] else NetworkPolicy(NetworkMode.NONE),
         grants=tuple(grant_from_json(grant) for grant in json.loads(row["grants"])),
+        network_group=row["network_group"],
+        group_address=row["group_address"],
     )
 
 

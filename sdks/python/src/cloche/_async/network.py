@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from .. import _call, _wire, _wire_network
 from .._call import Call
+from ..models import SandboxInfo
 from ..network import Decision, Explanation, NetworkPolicy, Secret
 from .transport import AsyncTransport
 
@@ -16,6 +17,7 @@ class AsyncNetwork:
 
     _transport: AsyncTransport
     _path: str
+    info: SandboxInfo
 
     async def network(self) -> NetworkPolicy:
         """What it may reach."""
@@ -27,6 +29,12 @@ class AsyncNetwork:
         body = _wire_network.policy_body(policy)
         data = await self._transport.json(Call("PUT", f"{self._path}/network", json=body))
         return _wire_network.policy(_wire.record(data))
+
+    async def set_network_group(self, group: str | None) -> Self:
+        """Put it into another network group of the workspace; None: into none. What is open with the old one is cut."""
+        body = {"network_group": group or ""}
+        self.info = _wire.sandbox_info(_wire.record(await self._transport.json(Call("PATCH", self._path, json=body))))
+        return self
 
     async def network_log(self, *, after: int = 0, limit: int = 100) -> Sequence[Decision]:
         """What was decided since its machine was started, after the entry with this `seq`."""

@@ -70,6 +70,7 @@ class Sandbox(Life, AsyncNetwork, Ports):
         user: str | None = None,
         minimum_boundary: Literal["any", "microvm", "microvm-kvm"] | None = None,
         network: NetworkPolicy | Mapping[str, Any] | str | None = None,
+        network_group: str | None = None,
         secrets: Sequence[Mapping[str, Any]] | None = None,
         idempotency_key: str | None = None,
         client: Client | None = None,
@@ -86,6 +87,7 @@ class Sandbox(Life, AsyncNetwork, Ports):
         (`"hibernate"` unless given). `max_lifetime_seconds`: its end that no renewal, resume or start moves (0: none).
         `budget`: what it may use, see `Budget`. `env`, `cwd`, `user`: defaults for every command.
         `minimum_boundary="microvm-kvm"` refuses software emulation. `network`: what it may reach, or a mode alone.
+        `network_group`: it and the workspace's other sandboxes of the same one reach each other by name.
         `secrets`: grants of secrets of the workspace, with `secret`, `hosts` and `env` at least. A server without room
         is asked again for a while (`max_retry_seconds` of the client), then `CapacityError` is raised. With the
         `idempotency_key` of an earlier call with the same arguments, that call's sandbox is returned.
@@ -98,7 +100,7 @@ class Sandbox(Life, AsyncNetwork, Ports):
         body |= _wire.given(idle_seconds=idle_seconds, idle_action=idle_action)
         body |= _wire.given(metadata=dict(metadata or {}) or None, env=dict(env or {}) or None, cwd=cwd, user=user)
         body |= _wire.given(minimum_boundary=minimum_boundary, max_lifetime_seconds=max_lifetime_seconds)
-        body |= _wire.given(budget=_wire_usage.budget_body(budget))
+        body |= _wire.given(budget=_wire_usage.budget_body(budget), network_group=network_group)
         body |= _wire.given(network=_wire_network.policy_body(network), secrets=_wire_network.grants_body(secrets))
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
         call = Call("POST", _call.path("sandboxes"), json=body, headers=headers, kind="create", silence=SLOW)
@@ -126,6 +128,7 @@ class Sandbox(Life, AsyncNetwork, Ports):
         metadata: Mapping[str, str] | None = None,
         name: str | None = None,
         status: str | None = None,
+        network_group: str | None = None,
         limit: int | None = None,
         after: str | None = None,
         client: Client | None = None,
@@ -136,7 +139,7 @@ class Sandbox(Life, AsyncNetwork, Ports):
         """Sandboxes, oldest first; with `metadata` those that carry all of these values."""
         transport = transport_for(client, api_url, api_key, timeout)
         query = {f"metadata.{key}": value for key, value in (metadata or {}).items()}
-        query |= _call.params(name=name, status=status, limit=limit, after=after)
+        query |= _call.params(name=name, status=status, network_group=network_group, limit=limit, after=after)
         data = transport.json(Call("GET", _call.path("sandboxes"), params=query, kind="safe"))
         return [cls(transport, _wire.sandbox_info(item)) for item in _wire.records(data)]
 

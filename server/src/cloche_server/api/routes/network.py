@@ -26,10 +26,12 @@ from cloche_server.api.wire_network import (
 )
 from cloche_server.app.network import Page
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.groups import check_group
 from cloche_server.core.network import NetworkPolicy, SecretGrant
 from cloche_server.core.policy_input import parse_policy
 from cloche_server.core.secrets import parse_grants
 from cloche_server.host.clock import random_bytes
+from cloche_server.settings import Settings
 
 router = APIRouter(tags=["network"])
 
@@ -44,6 +46,13 @@ _STREAM: dict[str, Any] = {
 def policy_of(body: NetworkBody | None) -> NetworkPolicy | None:
     """The policy that is asked for. Raises `request.invalid`."""
     return None if body is None else parse_policy(body.model_dump(exclude_none=True))
+
+
+def group_of(name: str | None, settings: Settings) -> str | None:
+    """The network group that is asked for. Raises `request.invalid`, `network.off`."""
+    if name is not None and settings.network == "off":
+        raise ClocheError("network.off", "this server gives its sandboxes no network, so there are no network groups")
+    return None if name is None else check_group(name)
 
 
 def grants_of(bodies: list[GrantBody]) -> tuple[SecretGrant, ...]:

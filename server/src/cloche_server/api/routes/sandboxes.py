@@ -14,7 +14,7 @@ from cloche_server.api.context import FlagQuery, OnlySandbox, SandboxId, Service
 from cloche_server.api.docs import answers, header, json_body, sse
 from cloche_server.api.errors import error_body
 from cloche_server.api.respond import json_response, parse_model, read_body, read_model, while_connected
-from cloche_server.api.routes.network import grants_of, policy_of
+from cloche_server.api.routes.network import grants_of, group_of, policy_of
 from cloche_server.api.routes.usage import budget_of
 from cloche_server.api.sse import SseEvent, SseResponse
 from cloche_server.api.wire import (
@@ -115,6 +115,7 @@ def _create_request(body: CreateBody, workspace: str, settings: Settings) -> Cre
         budget=budget_of(body.budget),
         network=policy_of(body.network),
         grants=grants_of(body.secrets),
+        network_group=group_of(body.network_group, settings),
     )
 
 
@@ -212,6 +213,7 @@ async def list_sandboxes(
         Query(description="Only sandboxes in this state."),
     ] = None,
     name: Annotated[str | None, Query(description="Only the sandbox of this name.")] = None,
+    network_group: Annotated[str | None, Query(description="Only the members of this network group.")] = None,
     limit: Annotated[int | None, Query(ge=1, le=10000)] = None,
     after: Annotated[str | None, Query(description="Only what follows this id.")] = None,
 ) -> Response:
@@ -232,6 +234,7 @@ async def list_sandboxes(
         for record in records
         if (status is None or record.status.value == status)
         and (name is None or record.name == name)
+        and (network_group is None or record.network_group == network_group)
         and all(not k.startswith("secret.") and record.metadata.get(k) == v for k, v in wanted.items())
     ]
     return json_response([present.sandbox(record) for record in found[:limit]])
@@ -245,14 +248,17 @@ async def get(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspace
 @router.patch(
     "/sandboxes/{sandbox_id}",
     response_model=SandboxAnswer,
-    responses=answers(400, 404, 413, 500),
+    responses=answers(400, 404, 409, 413, 500),
     openapi_extra=json_body(SandboxPatch),
-    summary="Change metadata or TTL",
+    summary="Change metadata, TTL, idle action or network group",
 )
 async def patch(sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace) -> Response:
     body = await read_model(request, SandboxPatch)
     check_ttl(body.ttl_seconds, body.persistent, services.settings)
+    group = group_of(body.network_group or None, services.settings)
     record = (await services.access.find(workspace, sandbox_id)).record
+    if body.network_group is not None:
+        record = await services.network.regroup(workspace, sandbox_id, group)
     if body.metadata:
         record = await services.lifecycle.set_metadata(workspace, sandbox_id, body.metadata)
     if body.ttl_seconds is not None or body.persistent is not None:

@@ -4,12 +4,13 @@ INSERT INTO sandboxes (id, workspace, status, template, template_name, template_
     defaults, metadata, created_at, ttl_seconds, persistent, expires_at, started_at, boot_ms, boot_mode, process,
     termination, ended_at, generation, version, layer_id, parent_id, fork_tree_id, snapshot_id,
     idle_seconds, idle_action, status_reason, name, cold, checkpoint_id, walls, cpu_origin, max_lifetime_seconds,
-    ends_at, account_id, network, grants)
+    ends_at, account_id, network, grants, network_group, group_address)
 VALUES (:id, :workspace, :status, :template, :template_name, :template_id, :cpus, :memory_mb, :disk_mb, :isolation,
     :defaults, :metadata, :created_at, :ttl_seconds, :persistent, :expires_at, :started_at, :boot_ms, :boot_mode, :process,
     :termination, :ended_at, :generation, :version, :layer_id, :parent_id, :fork_tree_id, :snapshot_id,
     :idle_seconds, :idle_action, :status_reason, :name, :cold, :checkpoint_id, :walls, :cpu_origin,
-    :max_lifetime_seconds, :ends_at, :account_id, :network, :grants);
+    :max_lifetime_seconds, :ends_at, :account_id, :network, :grants, :network_group,
+    :group_address);
 
 -- update_sandbox --
 -- Writes the next version of a record, only over the version it was derived from.
@@ -19,7 +20,7 @@ UPDATE sandboxes SET status = :status, metadata = :metadata, ttl_seconds = :ttl_
     layer_id = :layer_id, idle_seconds = :idle_seconds, idle_action = :idle_action, status_reason = :status_reason,
     cold = :cold, checkpoint_id = :checkpoint_id, template = :template, template_name = :template_name,
     template_id = :template_id, walls = :walls, cpu_origin = :cpu_origin, account_id = :account_id,
-    network = :network, grants = :grants
+    network = :network, grants = :grants, network_group = :network_group, group_address = :group_address
 WHERE id = :id AND version = :version - 1;
 
 -- all_sandboxes --
