@@ -49,6 +49,7 @@ class Attached:
     def close(self) -> None:
         self._intake.close()
         self._resolver.close()
+        self.session.forget_waiting()
 
 
 class Registry:
@@ -118,13 +119,16 @@ class Registry:
         if before is not None:
             before.close()
         self._attached[sandbox] = Attached(session, socks, self._tasks, self._pipes)
+        session.prepare()
         return {}
 
     def _policy(self, message: Mapping[str, Any]) -> dict[str, Any]:
         session = self._of(message)
         policy = policy_from_json(message["policy"])
         grants = [grant_from_json(grant) for grant in message.get("grants", ())]
-        return {"cut": session.replace(policy, grants)}
+        cut = session.replace(policy, grants)
+        session.prepare()
+        return {"cut": cut}
 
     def _detach(self, message: Mapping[str, Any]) -> dict[str, Any]:
         session = self._of(message)
@@ -132,7 +136,11 @@ class Registry:
         return {"stats": session.stats()}
 
     def _secrets(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        self._shared.vault.replace(str(message["workspace"]), message["values"], message.get("ca"))
+        workspace = str(message["workspace"])
+        self._shared.vault.replace(workspace, message["values"], message.get("ca"))
+        for attached in self._attached.values():
+            if attached.session.workspace == workspace:
+                attached.session.forget_waiting()
         return {}
 
     async def _log(self, message: Mapping[str, Any]) -> dict[str, Any]:

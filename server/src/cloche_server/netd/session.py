@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -15,7 +14,7 @@ from cloche_server.core.netctl import LogEntry
 from cloche_server.core.network import NetworkPolicy, SecretGrant, Transport
 from cloche_server.core.policy import RAW, Claim, ClaimKind, Decision, Outcome, Policy
 from cloche_server.netd.bucket import Bucket
-from cloche_server.netd.flow import Refused, Target, Verdict
+from cloche_server.netd.flow import Dialed, Refused, Target, Verdict
 from cloche_server.netd.journal import DecisionLog, Learner
 from cloche_server.netd.lookup import Lookups
 from cloche_server.netd.pins import Pins
@@ -26,6 +25,8 @@ USUAL_CONNECTIONS: Final = 1024
 MOST_CONNECTIONS: Final = 4096
 #: Ports whose clients speak first.
 SPEAK_FIRST: Final = frozenset({80, 443, 8000, 8080, 8443})
+#: Names of one sandbox whose certificates are made ahead.
+MOST_PREPARED: Final = 64
 _MIB: Final = 1024 * 1024
 
 
@@ -97,11 +98,25 @@ class Session:
     def replace(self, policy: NetworkPolicy, grants: Sequence[SecretGrant]) -> int:
         """The new policy holds at once; connections that it does not allow are cut. Returns how many."""
         self._set(policy, grants)
+        self.forget_waiting()
         doomed = [flow for flow in self.totals.flows.values() if flow.decided is not None and not self.still(flow)]
         for flow in doomed:
             flow.was_cut = "policy"
             flow.cut()
         return len(doomed)
+
+    def prepare(self) -> None:
+        """Certificates of names that are known to be read are made before anybody waits for them."""
+        if self.shared.engine is not None:
+            domains = [rule.domain for rule in self.policy.source.rules if rule.reads_http and rule.domain]
+            names = [*(host for grant in self._grants for host in (*grant.hosts, *grant.pass_hosts)), *domains]
+            exact = dict.fromkeys(name for name in names if not name.startswith("*."))
+            self.shared.engine.prepare(self._workspace, list(exact)[:MOST_PREPARED])
+
+    def forget_waiting(self) -> None:
+        """Connections to servers that wait for a next request end."""
+        if self.shared.engine is not None:
+            self.shared.engine.forget(self)
 
     # ------------------------------------------------------------------ the carrier
 
@@ -148,7 +163,7 @@ class Session:
             )
         )
 
-    async def dial(self, target: Target, host: str) -> socket.socket:
+    async def addresses(self, target: Target, host: str) -> Sequence[str]:
         name = canonical_name(host)
         if name is None:
             candidates = [parse_address(target.address)]
@@ -162,12 +177,17 @@ class Session:
         for address in candidates:
             decision = self.policy.decide_connection(address, target.port, Transport.TCP, claim)
             if decision.allowed:
-                allowed.append(address)
+                allowed.append(str(address))
             else:
                 refused = decision
         if not allowed:
             raise Refused(Verdict(False, refused.rule, refused.reason))
-        return await self.shared.dialer.connect_any(allowed, target.port)
+        return allowed
+
+    async def dial(self, target: Target, addresses: Sequence[str]) -> Dialed:
+        candidates = [parse_address(address) for address in addresses]
+        sock, address = await self.shared.dialer.connect_any(candidates, target.port)
+        return Dialed(sock, str(address))
 
     async def pace(self, sent: int, received: int) -> None:
         loop = asyncio.get_running_loop()

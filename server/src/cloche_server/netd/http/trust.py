@@ -38,6 +38,10 @@ class Leaves:
 
     async def context(self, authority: KeyPair, name: str) -> ssl.SSLContext:
         """Made once, on a thread, however many ask. Raises ValueError when the name cannot be in a certificate."""
+        # Whoever is cancelled meanwhile must not take it from the others.
+        return await asyncio.shield(self._leaf(authority, name).context)
+
+    def _leaf(self, authority: KeyPair, name: str) -> _Leaf:
         key = (hashlib.sha256(authority.certificate_pem + authority.key_pem).digest(), name)
         leaf = self._leaves.get(key)
         now = self._now()
@@ -48,8 +52,11 @@ class Leaves:
             while len(self._leaves) > MAX_LEAVES:
                 self._leaves.popitem(last=False)
         self._leaves.move_to_end(key)
-        # Whoever is cancelled meanwhile must not take it from the others.
-        return await asyncio.shield(leaf.context)
+        return leaf
+
+    def prepare(self, authority: KeyPair, name: str) -> None:
+        """Makes the context of a name ahead. A name that cannot be in a certificate is told when it is asked for."""
+        self._leaf(authority, name).context.add_done_callback(_failed)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
