@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from cloche_server.core.netctl import PROTOCOL, grant_from_json, policy_from_json
+from cloche_server.core.network import TAP
+from cloche_server.host.carrier import has_carrier
 from cloche_server.netd.explain import explain
 from cloche_server.netd.intake import Intake
 from cloche_server.netd.journal import MAX_PAGE
@@ -45,6 +47,12 @@ class Attached:
         self.session = session
         self._intake = Intake(session, (socks[0], socks[1]), tasks, pipes)
         self._resolver = UdpResolver(session, (socks[2], socks[3]), tasks)
+        self._any = socks[2]
+
+    @property
+    def has_machine(self) -> bool:
+        """Somebody is at the other end of the slot's tap."""
+        return has_carrier(self._any, TAP)
 
     def close(self) -> None:
         self._intake.close()
@@ -88,6 +96,11 @@ class Registry:
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             # Never the text of the exception: it may quote a secret.
             raise Refusal("invalid", f"the request {str(op)[:32]} is not understood ({type(error).__name__})") from None
+
+    @property
+    def serves(self) -> bool:
+        """A machine of a sandbox that is attached lives."""
+        return any(attached.has_machine for attached in self._attached.values())
 
     def close(self) -> None:
         for attached in self._attached.values():

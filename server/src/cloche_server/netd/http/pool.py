@@ -56,7 +56,7 @@ class Pool:
             return
         if len(mine) >= MOST_OF_ONE:
             self._drop(mine[0])
-        one = _Waiting(carrier, place, address, link, loop.call_later(WAITS, lambda: self._drop(one)))
+        one: _Waiting = _Waiting(carrier, place, address, link, loop.call_later(WAITS, lambda: self._drop(one)))
         self._of.setdefault(id(carrier), []).append(one)
         self._count += 1
         # A server that says something without being asked, or has closed it: of no use any more.
