@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,7 @@ class FakeNetwork:
     enabled: bool = True
     admitted: dict[str, NetworkPolicy] = field(default_factory=dict)
     cards: int = 0
+    violated: list[dict[str, Any]] = field(default_factory=list)
 
     async def open(self, machine_id: str) -> FakeCard:
         await self.world.pass_by("Network.open")
@@ -60,6 +62,12 @@ class FakeNetwork:
     async def inquire(self, op: str, machine_id: str, **fields: Any) -> dict[str, Any]:
         await self.world.pass_by("Network.inquire")
         return {"entries": [], "next": fields.get("after", 0), "lost": 0, "rules": [], "verdict": {}}
+
+    async def violations(self, told: str, wait: float) -> dict[str, Any]:
+        """Those that were put here, until they are told; then it waits for ever."""
+        if told == "1":
+            await asyncio.Event().wait()
+        return {"entries": self.violated, "next": "1"}
 
     async def adopt(
         self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]

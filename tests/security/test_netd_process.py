@@ -13,6 +13,8 @@ from guest_kit import Guest
 from netd_kit import UID
 from world_kit import A4
 
+from cloche_server.core.netctl import PROTOCOL
+
 
 def status(pid: int) -> dict[str, str]:
     lines = Path(f"/proc/{pid}/status").read_text("ascii").splitlines()
@@ -61,7 +63,7 @@ def test_it_holds_many_files(site: Any) -> None:
 def test_there_is_one_of_it(site: Any) -> None:
     second = site.netd.start()
     assert second.wait(30) == 3
-    assert site.netd.call("hello")["version"] == 1
+    assert site.netd.call("hello")["version"] == PROTOCOL
 
 
 def test_it_outlives_its_clients(site: Any) -> None:

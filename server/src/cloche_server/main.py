@@ -110,6 +110,7 @@ class Main:
                 group.create_task(parts.meters.run(), name="meters"),
                 group.create_task(parts.budgets.run(), name="budgets"),
                 *network.background(group),
+                *([group.create_task(parts.violations.run(), name="violations")] if network.network.enabled else []),
                 group.create_task(parts.services.tokens.watch(), name="tokens"),
             ]
             if (audit := parts.services.audit) is not None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from cloche_server.core.netctl import encode_frame
+from cloche_server.core.netctl import PROTOCOL, encode_frame
 from cloche_server.core.network import GATEWAY_IP4
 from cloche_server.host.fdlink import FdClient, LinkLost, LinkRefused, listen
 from cloche_server.netd.control import Control
@@ -82,7 +82,7 @@ async def test_a_sandbox_from_attach_to_detach(place: Place) -> None:
         await attach(client)
         hello = await other.call("hello")
         assert hello["sandboxes"] == ["s1"]
-        assert hello["version"] == 1
+        assert hello["version"] == PROTOCOL
         assert (await other.call("policy", sandbox="s1", policy={**POLICY, "mode": "none"}, grants=[])) == {"cut": 0}
         verdict = (await client.call("explain", sandbox="s1", host="a.test"))["verdict"]
         assert verdict["rule"] == "mode"
@@ -122,6 +122,18 @@ async def test_what_is_wrong_is_told_and_nothing_leaks(place: Place) -> None:
             sock.close()
         assert (await client.call("hello"))["sandboxes"] == []
         assert open_files() == before
+
+
+async def test_violations_are_heard_of_all_sandboxes(place: Place) -> None:
+    async with await place.client() as client:
+        await attach(client)
+        waiting = asyncio.create_task(client.call("violations", wait=20))
+        await client.call("hello")
+        place.registry._attached["s1"].session.violated("KEY", "evil.test", "GET")
+        answer = await waiting
+        (one,) = answer["entries"]
+        assert (one["sandbox"], one["workspace"], one["secret"], one["count"]) == ("s1", "w", "KEY", 1)
+        assert (await client.call("violations", told=answer["next"]))["entries"] == []
 
 
 async def test_answers_find_their_calls(place: Place) -> None:
@@ -167,7 +179,7 @@ async def test_a_client_that_breaks_the_language_is_dropped_alone(place: Place) 
             async with asyncio.timeout(5):
                 assert await loop.sock_recv(sock, 100) == b""
             sock.close()
-        assert (await client.call("hello"))["version"] == 1
+        assert (await client.call("hello"))["version"] == PROTOCOL
 
 
 async def test_a_client_that_does_not_read_is_held_up_alone(place: Place) -> None:
@@ -180,7 +192,7 @@ async def test_a_client_that_does_not_read_is_held_up_alone(place: Place) -> Non
     flood = asyncio.create_task(loop.sock_sendall(sock, frame * 16_000))
     async with await place.client() as client:
         for _ in range(20):
-            assert (await client.call("hello"))["version"] == 1
+            assert (await client.call("hello"))["version"] == PROTOCOL
         assert not flood.done()  # 64 requests under way, then it is not read from
     flood.cancel()
     await asyncio.gather(flood, return_exceptions=True)
@@ -271,4 +283,4 @@ async def test_a_client_that_goes_while_it_is_sent_to(place: Place) -> None:
         await asyncio.gather(flood, return_exceptions=True)
         sock.close()
         async with await place.client() as client:
-            assert (await client.call("hello"))["version"] == 1
+            assert (await client.call("hello"))["version"] == PROTOCOL

@@ -65,6 +65,7 @@ class Double:
     values: dict[str, str] = field(default_factory=lambda: {"KEY": VALUE})
     denied: Callable[[str, str, str], bool] = lambda host, method, path: False
     notes: list[tuple[str, Verdict, str, str, str]] = field(default_factory=list)
+    violations: list[tuple[str, str, str]] = field(default_factory=list)
     #: What the addresses of all names begin with.
     network: str = "127.0"
     dials: list[str] = field(default_factory=list)
@@ -88,6 +89,9 @@ class Double:
 
     def note(self, target: Target, kind: str, verdict: Verdict, *, host: str, method: str = "", path: str = "") -> None:
         self.notes.append((kind, verdict, host, method, path))
+
+    def violated(self, secret: str, host: str, method: str) -> None:
+        self.violations.append((secret, host, method))
 
     async def addresses(self, target: Target, host: str) -> Sequence[str]:
         if host not in self.routes:

@@ -186,6 +186,9 @@ class Network(Protocol):
     async def inquire(self, op: str, machine_id: str, **fields: Any) -> Mapping[str, Any]:
         """`log`, `explain`, `learned` or `stats` of `docs/network.md`. Raises `network.unavailable`."""
 
+    async def violations(self, told: str, wait: float) -> Mapping[str, Any]:
+        """`violations` of `docs/network.md`. Raises `network.unavailable`, `network.off`."""
+
     async def adopt(
         self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
     ) -> None:

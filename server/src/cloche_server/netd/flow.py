@@ -61,6 +61,9 @@ class Carrier(Protocol):
     def note(self, target: Target, kind: str, verdict: Verdict, *, host: str, method: str = "", path: str = "") -> None:
         """Into the decision log. Never pass anything that may hold the value of a secret."""
 
+    def violated(self, secret: str, host: str, method: str) -> None:
+        """The placeholder of a secret was sent where it must not go: becomes an event."""
+
     async def addresses(self, target: Target, host: str) -> Sequence[str]:
         """Where `host` may be reached now on the target's port: addresses that the platform's resolver gives for it
         and the policy allows, the best first. Raises `Refused` with the verdict when there is none."""

@@ -79,6 +79,8 @@ class Registry:
                 return self._attach(message, fds)
             if op == "log":
                 return await self._log(message)
+            if op == "violations":
+                return await self._violations(message)
             plain = {
                 "hello": self._hello,
                 "configure": self._configure,
@@ -161,6 +163,10 @@ class Registry:
         after, wait = int(message.get("after", 0)), float(message.get("wait", 0))
         limit = int(message.get("limit", 100))
         return await session.log.read(max(0, after), min(max(1, limit), MAX_PAGE), max(0.0, wait))
+
+    async def _violations(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        wait = float(message.get("wait", 0))
+        return await self._shared.violations.read(str(message.get("told", "")), max(0.0, wait))
 
     def _explain(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {"verdict": explain(self._of(message), message)}

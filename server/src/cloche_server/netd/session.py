@@ -145,6 +145,9 @@ class Session:
         decision = self.policy.decide_request(address, target.port, host, method, path, tls_name=tls_name)
         return Verdict(decision.allowed, decision.rule, decision.reason)
 
+    def violated(self, secret: str, host: str, method: str) -> None:
+        self.shared.violations.add(self._sandbox, self._workspace, secret, host, method)
+
     def note(self, target: Target, kind: str, verdict: Verdict, *, host: str, method: str = "", path: str = "") -> None:
         self.log.add(
             LogEntry(

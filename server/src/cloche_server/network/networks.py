@@ -88,6 +88,9 @@ class NoNetwork:
     async def inquire(self, op: str, machine_id: str, **fields: Any) -> dict[str, Any]:
         raise ClocheError("network.off", "this server gives its sandboxes no network")
 
+    async def violations(self, told: str, wait: float) -> dict[str, Any]:
+        raise ClocheError("network.off", "this server gives its sandboxes no network")
+
     async def take_stock(self, living: Collection[str]) -> int:
         return await self._slots.take_stock(living)
 
@@ -157,6 +160,11 @@ class Networks:
         if self._carrier is None:
             raise ClocheError("network.off", "nothing is carried here")
         return await self._carrier.ask(op, {"sandbox": machine_id, **fields})
+
+    async def violations(self, told: str, wait: float) -> dict[str, Any]:
+        if self._carrier is None:
+            raise ClocheError("network.off", "nothing is carried here")
+        return await self._carrier.ask("violations", {"told": told, "wait": wait})
 
     async def close(self, machine_id: str) -> None:
         await self._detach(machine_id)

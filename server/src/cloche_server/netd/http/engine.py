@@ -18,7 +18,7 @@ from cloche_server.netd.flow import Carrier, Target, Verdict
 from cloche_server.netd.http.exchange import Exchange
 from cloche_server.netd.http.link import Link, to_guest
 from cloche_server.netd.http.pool import Pool
-from cloche_server.netd.http.refusal import Refusal
+from cloche_server.netd.http.refusal import VIOLATION, Refusal
 from cloche_server.netd.http.request import bad, read_request
 from cloche_server.netd.http.servers import Servers
 from cloche_server.netd.http.trust import Leaves, client_context
@@ -125,6 +125,8 @@ def _note(carrier: Carrier, target: Target, refusal: Refusal, method: str = "", 
         kind = "secret" if refusal.secret else "http"
         host = refusal.host or target.name or ""
         reason = f"{refusal} ({refusal.secret})" if refusal.secret else str(refusal)
+        if refusal.code == VIOLATION:
+            carrier.violated(refusal.secret, host, method)
         carrier.note(target, kind, Verdict(False, refusal.rule, reason), host=host, method=method, path=path)
 
 

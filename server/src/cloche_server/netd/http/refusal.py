@@ -8,6 +8,7 @@ from typing import Final
 
 import h11
 
+VIOLATION: Final = "network.secret_violation"
 _REASONS: Final = {
     400: b"Bad Request",
     403: b"Forbidden",
@@ -56,7 +57,7 @@ class Refusal(Exception):
 
 def violation(secret: str, host: str, sentence: str) -> Refusal:
     """A placeholder where it must not be."""
-    return Refusal(403, "network.secret_violation", sentence, rule="violation", host=host, secret=secret)
+    return Refusal(403, VIOLATION, sentence, rule="violation", host=host, secret=secret)
 
 
 def unusable(secret: str, host: str, sentence: str) -> Refusal:
