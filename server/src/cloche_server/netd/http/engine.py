@@ -18,7 +18,7 @@ from cloche_server.netd.flow import Carrier, Target, Verdict
 from cloche_server.netd.http.exchange import Exchange
 from cloche_server.netd.http.link import Link, to_guest
 from cloche_server.netd.http.pool import Pool
-from cloche_server.netd.http.refusal import VIOLATION, Refusal
+from cloche_server.netd.http.refusal import HTTP2, PREFACE, VIOLATION, Refusal, goaway, http2
 from cloche_server.netd.http.request import bad, read_request
 from cloche_server.netd.http.servers import Servers
 from cloche_server.netd.http.trust import Leaves, client_context
@@ -75,6 +75,8 @@ class Engine:
         try:
             await session.run()
             session.servers.keep()
+            if target.tls and not session.asked and link.ended:
+                _note_distrust(carrier, target)
         except (OSError, h11.ProtocolError, TimeoutError) as error:
             link.abort()
             if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
@@ -132,7 +134,10 @@ def _note(carrier: Carrier, target: Target, refusal: Refusal, method: str = "", 
 
 def _note_distrust(carrier: Carrier, target: Target) -> None:
     """The most frequent reason for which TLS towards a guest fails, and one that is hard to find from inside."""
-    sentence = "the program in the guest broke off TLS; it may not trust the authority of the workspace"
+    sentence = (
+        "the program in the guest ended TLS before it asked for anything; it may not trust the authority of the "
+        "workspace, or know the certificate of the server and want no other"
+    )
     carrier.note(target, "http", Verdict(False, "not-trusted", sentence), host=target.name or "")
 
 
@@ -144,6 +149,8 @@ class Session:
         self.target = target
         self.carrier = carrier
         self.servers = servers
+        #: It has begun to ask for something.
+        self.asked = False
         self._kept = kept
 
     async def run(self) -> None:
@@ -175,6 +182,10 @@ class Session:
                     self.guest.http.receive_data(await self.guest.read())
         except TimeoutError:
             return None
+        begun = self.guest.http.trailing_data[0]
+        if not self.asked and begun.startswith(PREFACE):
+            raise http2()
+        self.asked = self.asked or bool(begun)
         try:
             async with asyncio.timeout(HEAD_SECONDS):
                 event = await self.guest.next_event(HEAD_SECONDS)
@@ -191,6 +202,11 @@ class Session:
     async def _refuse(self, refusal: Refusal, method: bytes | None) -> None:
         """Answers, where an answer can still be given."""
         self.servers.drop()
+        if refusal.rule == HTTP2:
+            self.asked = True
+            await self.guest.write(goaway(refusal))
+            await self.guest.linger()
+            return
         if self.guest.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.guest.abort()
             return

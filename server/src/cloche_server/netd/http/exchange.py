@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from typing import TYPE_CHECKING, Final
 
 import h11
@@ -12,7 +13,7 @@ from cloche_server.core.network import SecretPlace
 from cloche_server.netd.flow import Verdict
 from cloche_server.netd.http.judge import MAX_PUT_BODY, BodyRewriter, Headers, Judge, body_spelling
 from cloche_server.netd.http.link import Link
-from cloche_server.netd.http.refusal import Refusal, unusable, upstream_failed
+from cloche_server.netd.http.refusal import Refusal, unusable, upstream_failed, upstream_tls
 from cloche_server.netd.http.request import Asked, sent_headers
 from cloche_server.netd.http.strip import BodyStripper, Stripper
 
@@ -225,7 +226,10 @@ class Exchange:
             raise Refusal(
                 504, "network.upstream_failed", "the server has not answered", host=self._asked.host
             ) from None
-        except (OSError, h11.RemoteProtocolError):
+        except (OSError, h11.RemoteProtocolError) as error:
+            if isinstance(error, ssl.SSLError) and not self._server_spoke and not self._waited:
+                # In TLS 1.3 a server that wants a certificate says so only now.
+                raise upstream_tls(self._asked.host, error.reason or "") from None
             self._server_spoke = self._server_spoke or bool(server.http.trailing_data[0])
             raise self._server_gone() from None
         if isinstance(event, h11.ConnectionClosed):

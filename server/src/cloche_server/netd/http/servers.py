@@ -12,7 +12,7 @@ import h11
 from cloche_server.netd.flow import Carrier, Refused, Target
 from cloche_server.netd.http.link import Link, to_server
 from cloche_server.netd.http.pool import Place, Pool
-from cloche_server.netd.http.refusal import Refusal, untrusted, upstream_failed
+from cloche_server.netd.http.refusal import Refusal, untrusted, upstream_failed, upstream_tls
 
 DIAL_SECONDS: Final = 60.0
 
@@ -80,6 +80,9 @@ class Servers:
         except ssl.SSLCertVerificationError:
             dialed.sock.close()
             raise untrusted(host) from None
+        except ssl.SSLError as error:
+            dialed.sock.close()
+            raise upstream_tls(host, error.reason or "") from None
         except (OSError, TimeoutError):
             dialed.sock.close()
             raise upstream_failed(host, "the server does not speak TLS with us") from None

@@ -18,6 +18,8 @@ MAX_LEAVES: Final = 1024
 #: A certificate is made anew after a day (seconds); it is valid for a month.
 LEAF_SECONDS: Final = 86400.0
 _ALPN: Final = ["http/1.1"]
+#: Programs that speak nothing but HTTP/2 get it, to be told in their own words that it is not spoken here.
+_ALPN_TO_GUESTS: Final = ["http/1.1", "h2"]
 
 
 @dataclass(slots=True)
@@ -68,7 +70,7 @@ def _failed(future: asyncio.Future[Any]) -> bool:
 
 def _make(authority: KeyPair, name: str, now: float) -> ssl.SSLContext:
     context = server_context(issue(authority, name, now))
-    context.set_alpn_protocols(_ALPN)
+    context.set_alpn_protocols(_ALPN_TO_GUESTS)
 
     def same_name(_tls: Any, given: str | None, _context: ssl.SSLContext) -> int | None:
         # It was peeked at before; a second hello of the same handshake could say something else.
