@@ -118,14 +118,18 @@ def client() -> httpx.Client:
 def facts(api: httpx.Client) -> dict[str, Any]:
     """Machine and engine, for the record."""
     version = api.get(str(api.base_url).replace("/v1", "").rstrip("/") + "/version").json()
+    return {**host_facts(), "accel": version["accel"], "server": version["semver"]}
+
+
+def host_facts() -> dict[str, Any]:
+    """The machine, where no sandbox runs."""
     model = next(
         (x.split(":")[1].strip() for x in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in x), "?"
     )
     return {
         "machine": f"{os.cpu_count()} x {model}",
         "kernel": platform.release(),
-        "accel": version["accel"],
-        "server": version["semver"],
+        "accel": "no guest",
         "load_before": round(os.getloadavg()[0], 2),
     }
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -25,13 +24,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "security
 
 import netns_kit
 import world_kit as world_of
+from common import Report, host_facts, parser
 from guest_kit import Guest, client_hello
 
 import conftest as site_of
 from cloche_server.core.policy import Claim, ClaimKind, Policy
 from cloche_server.core.policy_input import parse_policy
 
-SIZE = 1024 * 1024 * 1024
+SIZE = 256 * 1024 * 1024
 PORT = 7100
 SERVE = f"""
 import socket
@@ -72,7 +72,7 @@ def microseconds(work: Callable[[], object], times: int = 2000) -> float:
     return (time.perf_counter() - begin) / times * 1e6
 
 
-def policy_cost() -> None:
+def policy_cost(report: Report) -> None:
     address = ip_address(world_of.A4)
     for rules in (2, 1000):
         begin = time.perf_counter()
@@ -84,19 +84,20 @@ def policy_cost() -> None:
             policy.decide_address(address, 443, names=["a.test"])
             policy.decide_connection(address, 443, claim=claim, names=["a.test"])
 
-        print(f"policy of {rules:4} rules: {microseconds(both):6.1f} us per connection, {built * 1e3:.1f} ms to make")
+        report.add(f"policy of {rules} rules: judging a connection", [microseconds(both) for _ in range(5)], "us")
+        report.add(f"policy of {rules} rules: made", [built * 1e3])
 
 
-def median_ms(work: Callable[[], object], times: int = 60) -> float:
+def spent_ms(work: Callable[[], object], times: int = 60) -> list[float]:
     spent = []
     for _ in range(times):
         begin = time.perf_counter()
         work()
         spent.append((time.perf_counter() - begin) * 1e3)
-    return statistics.median(spent)
+    return spent
 
 
-def connections(site: Any, guest: Guest) -> None:
+def connections(report: Report, site: Any, guest: Guest) -> None:
     def echo() -> None:
         with socket.create_connection((world_of.A4, 7000)) as sock:
             sock.sendall(b"x\n")
@@ -114,9 +115,8 @@ def connections(site: Any, guest: Guest) -> None:
     for rules in (2, 1000):
         site.renew(**large_policy(rules))
         guest.dns("a.test")
-        took = guest.run(lambda: median_ms(echo))
-        denied = guest.run(lambda: median_ms(refused))
-        print(f"with {rules:4} rules: connect and echo {took:.2f} ms, TLS refused in {denied:.2f} ms (medians)")
+        report.add(f"connect and echo, {rules} rules", guest.run(lambda: spent_ms(echo)))
+        report.add(f"TLS refused, {rules} rules", guest.run(lambda: spent_ms(refused)))
     site.renew(mode="none")
 
     def reset() -> None:
@@ -126,7 +126,7 @@ def connections(site: Any, guest: Guest) -> None:
         except OSError:
             pass
 
-    print(f"refused by address (RST): {guest.run(lambda: median_ms(reset)):.2f} ms (median)")
+    report.add("refused by address (RST)", guest.run(lambda: spent_ms(reset)))
 
 
 def fetch(namespace: str, address: str, way: str) -> float:
@@ -152,7 +152,7 @@ print(n / (time.perf_counter() - b) / 1e6)
     return float(subprocess.run(argv, capture_output=True, text=True, check=True).stdout)
 
 
-def throughput(site: Any, world_ns: str, slot_ns: str, guest_ns: str) -> None:
+def throughput(report: Report, runs: int, site: Any, world_ns: str, slot_ns: str, guest_ns: str) -> None:
     site.renew(mode="open")
     servers = []
     for namespace, address in ((world_ns, world_of.A4), (slot_ns, "192.168.127.1")):
@@ -165,10 +165,15 @@ def throughput(site: Any, world_ns: str, slot_ns: str, guest_ns: str) -> None:
             f'insert rule inet cloche to_us iifname "tap0" tcp dport {PORT} ip daddr 192.168.127.1 accept\n'
             f'insert rule inet cloche arriving iifname "tap0" tcp dport {PORT} accept\n',
         )
-        for way, word in (("d", "down"), ("u", "up")):
-            bare = max(fetch(guest_ns, "192.168.127.1", way) for _ in range(2))
-            carried = max(fetch(guest_ns, world_of.A4, way) for _ in range(2))
-            print(f"{word}: bare {bare:.0f} MB/s, through netd {carried:.0f} MB/s ({carried / bare:.0%})")
+        for way, word in (("d", "download"), ("u", "upload")):
+            bare, carried = [], []
+            for _ in range(runs):  # one beside the other: what else the machine does meets both
+                bare.append(fetch(guest_ns, "192.168.127.1", way))
+                carried.append(fetch(guest_ns, world_of.A4, way))
+            report.add(f"{word}: bare", bare, "MB/s")
+            report.add(f"{word}: through netd", carried, "MB/s")
+            shares = [through / plain * 100 for through, plain in zip(carried, bare, strict=True)]
+            report.add(f"{word}: of what bare has", shares, "%", target=50.0)
     finally:
         for server in servers:
             server.kill()
@@ -176,12 +181,15 @@ def throughput(site: Any, world_ns: str, slot_ns: str, guest_ns: str) -> None:
 
 
 def main() -> None:
-    policy_cost()
+    options = parser(__doc__, 7).parse_args()
+    report = Report("network", host_facts())
+    policy_cost(report)
     prefix = f"nb{os.getpid()}"
     with tempfile.TemporaryDirectory() as where, site_of._site(Path(where), prefix) as site:
         guest = Guest(site.slot.guest, str(site.world.ca))
-        connections(site, guest)
-        throughput(site, f"{prefix}w", f"{prefix}s", f"{prefix}g")
+        connections(report, site, guest)
+        throughput(report, options.runs, site, f"{prefix}w", f"{prefix}s", f"{prefix}g")
+    report.finish()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +32,7 @@ class FakeNetwork:
     admitted: dict[str, NetworkPolicy] = field(default_factory=dict)
     groups: dict[tuple[str, str], Group] = field(default_factory=dict)
     cards: int = 0
+    violated: list[dict[str, Any]] = field(default_factory=list)
 
     async def open(self, machine_id: str) -> FakeCard:
         await self.world.pass_by("Network.open")
@@ -73,6 +75,12 @@ class FakeNetwork:
 
     async def examine(self, machine_id: str) -> list[Probe | Skipped]:
         return [Probe("network.slot", machine_id in self.world.slots, "of a fake")]
+
+    async def violations(self, told: str, wait: float) -> dict[str, Any]:
+        """Those that were put here, until they are told; then it waits for ever."""
+        if told == "1":
+            await asyncio.Event().wait()
+        return {"entries": self.violated, "next": "1"}
 
     async def adopt(
         self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]

@@ -31,6 +31,10 @@ def test_it_has_no_rights(site: Any) -> None:
     assert found["NoNewPrivs"] == "1"
 
 
+def test_it_comes_before_what_computes(site: Any) -> None:
+    assert os.getpriority(os.PRIO_PROCESS, site.netd.process.pid) == os.getpriority(os.PRIO_PROCESS, 0) - 5
+
+
 def test_its_memory_is_not_for_others_of_its_user(site: Any) -> None:
     assert Path(f"/proc/{site.netd.process.pid}/maps").stat().st_uid == 0
     done = subprocess.run(

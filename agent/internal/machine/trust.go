@@ -85,26 +85,50 @@ func setAuthority(root, text string) error {
 			_ = setContent(filepath.Join(dir, "cloche.crt"), text)
 		}
 	}
+	linkSource(root)
+	setStores(root, text)
 	return nil
+}
+
+// linkSource makes the link that Debian's update-ca-certificates would make of
+// its source: a JVM that is installed later takes its authorities from there.
+func linkSource(root string) {
+	const source = "/usr/local/share/ca-certificates/cloche.crt"
+	link := filepath.Join(root, "/etc/ssl/certs/cloche.pem")
+	if _, err := os.Stat(filepath.Join(root, source)); err == nil {
+		_ = os.Symlink(source, link) // one that is there already stays
+	}
+}
+
+// openWhole opens a plain file that is not too large, and reads it; nil if it
+// is something else.
+func openWhole(path string) (*os.File, []byte) {
+	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, nil
+	}
+	f := os.NewFile(uintptr(fd), path)
+	st, err := f.Stat()
+	if err != nil || !st.Mode().IsRegular() || st.Size() > largestBundle {
+		f.Close()
+		return nil, nil
+	}
+	whole := make([]byte, st.Size())
+	if _, err := f.ReadAt(whole, 0); err != nil {
+		f.Close()
+		return nil, nil
+	}
+	return f, whole
 }
 
 // trustIn adds a certificate to a bundle, in place of the one that was added
 // before; false if it is not in there now.
 func trustIn(path, text string) bool {
-	fd, err := syscall.Open(path, syscall.O_RDWR|syscall.O_NOFOLLOW|syscall.O_NONBLOCK|syscall.O_CLOEXEC, 0)
-	if err != nil {
+	f, old := openWhole(path)
+	if f == nil {
 		return false
 	}
-	f := os.NewFile(uintptr(fd), path)
 	defer f.Close()
-	st, err := f.Stat()
-	if err != nil || !st.Mode().IsRegular() || st.Size() > largestBundle {
-		return false
-	}
-	old := make([]byte, st.Size())
-	if _, err := f.ReadAt(old, 0); err != nil {
-		return false
-	}
 	added, from := withBlock(string(old), text)
 	if added == "" {
 		return true

@@ -63,6 +63,9 @@ func TestAuthorityIsAddedOnceAndReplaced(t *testing.T) {
 		expect("/etc/cloche/ca.pem", text)
 		expect("/etc/cloche/ca-bundle.pem", public+block)
 		expect("/usr/local/share/ca-certificates/cloche.crt", text)
+		if to, err := os.Readlink(root + "/etc/ssl/certs/cloche.pem"); to != "/usr/local/share/ca-certificates/cloche.crt" {
+			t.Error(to, err)
+		}
 	}
 	if st, err := os.Lstat(root + "/etc/ssl/cert.pem"); err != nil || st.Mode()&os.ModeSymlink == 0 {
 		t.Error("a link was replaced")

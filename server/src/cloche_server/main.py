@@ -114,6 +114,7 @@ class Main:
                 group.create_task(parts.budgets.run(), name="budgets"),
                 group.create_task(parts.groups.run(), name="groups"),
                 *network.background(group),
+                *([group.create_task(parts.violations.run(), name="violations")] if network.network.enabled else []),
                 group.create_task(parts.services.tokens.watch(), name="tokens"),
             ]
             if (audit := parts.services.audit) is not None:

@@ -52,6 +52,7 @@ from cloche_server.app.template_keeper import TemplateKeeper
 from cloche_server.app.templates import Templates
 from cloche_server.app.tokens import Tokens
 from cloche_server.app.upkeep import Upkeep
+from cloche_server.app.violations import Violations
 from cloche_server.app.webhooks import Webhooks
 from cloche_server.core.ports import Network
 from cloche_server.core.previews import PortAccess, PreviewBase
@@ -139,8 +140,10 @@ class Parts:
         usual = PortAccess(settings.preview_access)
         self.ports = Ports(access, PortStore(database), clock, self._preview[0], usual, self._preview[1])
         self.idempotency = IdempotencyStore(database)
-        self.secrets = Secrets(SecretStore(database), settings.data, settings.secret_key_file, clock)
         self.groups = self.machines.groups = Groups(supervisor, self.machines.network)
+        key_file, journal = settings.secret_key_file, supervisor.journal
+        self.secrets = Secrets(SecretStore(database), settings.data, key_file, clock, journal)
+        self.violations = Violations(self.machines.network, journal)
         self.broker = self.machines.broker = Broker(self.secrets, supervisor, self.machines.network)
         self.upkeep = Upkeep(
             settings,

@@ -212,7 +212,7 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
     webhooks = Webhooks(WebhookStore(host.database), host.supervisor.journal, host.clock, group, make, private=True)
     keeper = TemplateKeeper(site.templates, host.catalog, host.store, host.pools)
     parts = (host.machines, site.templates, host.catalog)
-    kept = Secrets(SecretStore(host.database), host.root.parent, None, host.clock)
+    kept = Secrets(SecretStore(host.database), host.root.parent, None, host.clock, host.supervisor.journal)
     trust = Broker(kept, host.supervisor, host.machines.network)
     ports = Ports(host.access, PortStore(host.database), host.clock, b"k" * 32, PortAccess.PUBLIC, None)
     return Services(

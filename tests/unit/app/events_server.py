@@ -65,7 +65,7 @@ async def serve(host: Host, crew: Crew, *, private: bool = False, sender: Any = 
     group: Any = crew
     webhooks = Webhooks(WebhookStore(host.database), host.supervisor.journal, host.clock, group, make, private=private)
     absent: Any = None
-    kept = Secrets(SecretStore(host.database), host.root.parent, None, host.clock)
+    kept = Secrets(SecretStore(host.database), host.root.parent, None, host.clock, host.supervisor.journal)
     await kept.start()
     services = Services(
         settings=settings(host.root.parent), clock=host.clock, isolation=Isolation(), access=host.access,

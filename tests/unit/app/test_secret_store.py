@@ -12,12 +12,14 @@ import pytest
 from app_host import Crew, Host
 from events_server import Front, serve
 
+from cloche_server.app.journal import Journal
 from cloche_server.app.secrets import Secrets
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.secrets import MAX_VALUE
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.sealing import SealBroken, Sealer
 from cloche_server.store.db import Database
+from cloche_server.store.events import EventStore
 from cloche_server.store.secrets import SecretStore
 
 MARKER = "marker-7f3a9c-value"
@@ -30,7 +32,7 @@ async def front(host: Host, crew: Crew) -> AsyncIterator[Front]:
 
 
 def kept(database: Database, folder: Path, key_file: Path | None = None) -> Secrets:
-    return Secrets(SecretStore(database), folder, key_file, SystemClock())
+    return Secrets(SecretStore(database), folder, key_file, SystemClock(), Journal(EventStore(database), SystemClock()))
 
 
 async def put(front: Front, name: str = "OPENAI", **body: Any) -> dict[str, Any]:

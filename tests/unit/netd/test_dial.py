@@ -42,7 +42,8 @@ async def greeting(sock: socket.socket) -> bytes:
 async def test_the_next_address_is_tried_when_one_refuses() -> None:
     server, port = await served(greet)
     async with server:
-        sock = await Dialer().connect_any([ip_address("127.0.0.99"), LOCAL], port)
+        sock, address = await Dialer().connect_any([ip_address("127.0.0.99"), LOCAL], port)
+        assert address == LOCAL
         assert await greeting(sock) == b"hello"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -47,6 +47,12 @@ class Engine:
     def __init__(self) -> None:
         self.targets: list[Target] = []
         self.cancelled = 0
+
+    def prepare(self, workspace: str, names: Iterable[str]) -> None:
+        return None
+
+    def forget(self, carrier: Carrier) -> None:
+        return None
 
     async def serve(self, guest: socket.socket, target: Target, carrier: Carrier) -> None:
         self.targets.append(target)
@@ -208,9 +214,12 @@ async def test_what_the_engine_asks_of_the_session(box: Box) -> None:
     target = Target(A, 8080, None, tls=False, connection=1)
     assert box.session.decide_request(target, A, "GET", "/") == Verdict(True, "a", "allowed by rule a")
     assert not box.session.decide_request(target, A, "POST", "/").allowed
-    (await box.session.dial(target, A)).close()
+    assert await box.session.addresses(target, A) == [A]
+    dialed = await box.session.dial(target, [A])
+    dialed.sock.close()
+    assert dialed.address == A
     with pytest.raises(Refused):
-        await box.session.dial(target, "b.test")
+        await box.session.addresses(target, "b.test")
     box.session.note(target, "http", Verdict(False, "r", "why"), host="b.test", method="GET", path="/x")
     assert (await box.entries())[-1]["path"] == "/x"
     box.session.shared.vault.replace("w", {"TOKEN": "hunter2"}, None)

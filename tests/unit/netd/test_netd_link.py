@@ -124,6 +124,18 @@ async def test_what_is_wrong_is_told_and_nothing_leaks(place: Place) -> None:
         assert open_files() == before
 
 
+async def test_violations_are_heard_of_all_sandboxes(place: Place) -> None:
+    async with await place.client() as client:
+        await attach(client)
+        waiting = asyncio.create_task(client.call("violations", wait=20))
+        await client.call("hello")
+        place.registry._attached["s1"].session.violated("KEY", "evil.test", "GET")
+        answer = await waiting
+        (one,) = answer["entries"]
+        assert (one["sandbox"], one["workspace"], one["secret"], one["count"]) == ("s1", "w", "KEY", 1)
+        assert (await client.call("violations", told=answer["next"]))["entries"] == []
+
+
 async def test_answers_find_their_calls(place: Place) -> None:
     async with await place.client() as client:
         await attach(client)

@@ -7,8 +7,9 @@ from ipaddress import IPv4Address, ip_address
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cloche_server.core.netctl import LogEntry
 from cloche_server.netd.bucket import Bucket
-from cloche_server.netd.journal import Learner
+from cloche_server.netd.journal import KEPT, DecisionLog, Learner
 from cloche_server.netd.pins import LONGEST, MAX_ADDRESSES, MAX_NAMES, SHORTEST, Pins
 
 ONE, TWO = ip_address("45.90.1.1"), ip_address("45.90.1.2")
@@ -92,3 +93,20 @@ def test_proposals_are_the_least() -> None:
         {"id": "learned-3", "action": "allow", "domain": "only.test"},
         {"id": "learned-4", "action": "allow", "cidr": str(TWO), "ports": [5432], "protocol": "tcp"},
     ]
+
+
+def test_what_is_refused_all_the_time_takes_no_more_room() -> None:
+    """Denials are in this ring only: no event, no row and no memory of the server comes of them."""
+    log, learner = DecisionLog(lambda: 0.0), Learner()
+    long = "x" * 100_000
+    for number in range(3 * KEPT):
+        log.add(LogEntry(0, 0.0, "http", "deny", "default", "no rule", name=long, method=long, path=long))
+        learner.connected(f"n{number}.test", str(ONE), number)
+        learner.connected("one.test" if number else "n0.test", str(ONE), number)
+        learner.connected("", str(IPv4Address(number)), number)
+        learner.connected("n0.test", str(ONE), number)
+    assert len(log._entries) == KEPT
+    assert sum(len(one.name) + len(one.method) + len(one.path) for one in log._entries) < KEPT * 1200
+    proposal = learner.proposal()
+    assert len(proposal) <= 4000
+    assert max(len(rule.get("ports", ())) for rule in proposal) == 64

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import hashlib
 import os
 import socket
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 from cloche_server.netd.bucket import Bucket
-from cloche_server.netd.relay import Pipes, Relay
+from cloche_server.netd.relay import Pipe, Pipes, Relay
 
 
 def pair() -> tuple[socket.socket, socket.socket]:
@@ -160,3 +161,23 @@ async def test_pipes_are_not_kept_by_idle_connections() -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) == before + 2
     for line in lines:
         line.close()
+
+
+def test_few_pipes_are_large_and_they_are_taken_first() -> None:
+    """The kernel gives one user a bounded number of pages for pipes; what comes after them would be tiny."""
+
+    def size(pipe: Pipe) -> int:
+        return fcntl.fcntl(pipe[1], 1032)  # F_GETPIPE_SZ
+
+    pipes = Pipes()
+    held = [pipes.borrow() for _ in range(40)]
+    assert sum(size(pipe) for pipe in held) <= 48 * 1024 * 1024
+    large = size(held[0])
+    assert large > size(held[-1]) >= 64 * 1024
+    for pipe in reversed(held):
+        pipes.give_back(pipe, empty=True)
+    again = [pipes.borrow() for _ in range(24)]
+    assert {size(pipe) for pipe in again} == {large}
+    for pipe in again:
+        pipes.give_back(pipe, empty=False)
+    assert size(pipes.borrow()) < large  # those that were left

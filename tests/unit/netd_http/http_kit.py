@@ -17,7 +17,7 @@ import h11
 
 from cloche_server.core.network import SecretGrant, SecretPlace
 from cloche_server.host.certificates import KeyPair, issue, make_authority, server_context
-from cloche_server.netd.flow import Refused, Target, Verdict
+from cloche_server.netd.flow import Dialed, Refused, Target, Verdict
 from cloche_server.netd.http import Engine
 
 PLACEHOLDER = "cloche-secret-key-0123456789abcdef01234567"
@@ -65,6 +65,9 @@ class Double:
     values: dict[str, str] = field(default_factory=lambda: {"KEY": VALUE})
     denied: Callable[[str, str, str], bool] = lambda host, method, path: False
     notes: list[tuple[str, Verdict, str, str, str]] = field(default_factory=list)
+    violations: list[tuple[str, str, str]] = field(default_factory=list)
+    #: What the addresses of all names begin with.
+    network: str = "127.0"
     dials: list[str] = field(default_factory=list)
     sent: int = 0
     received: int = 0
@@ -87,10 +90,17 @@ class Double:
     def note(self, target: Target, kind: str, verdict: Verdict, *, host: str, method: str = "", path: str = "") -> None:
         self.notes.append((kind, verdict, host, method, path))
 
-    async def dial(self, target: Target, host: str) -> socket.socket:
-        self.dials.append(host)
+    def violated(self, secret: str, host: str, method: str) -> None:
+        self.violations.append((secret, host, method))
+
+    async def addresses(self, target: Target, host: str) -> Sequence[str]:
         if host not in self.routes:
             raise Refused(Verdict(False, "not-resolved", "the name is not allowed"))
+        return [f"{self.network}.0.1#{host}"]
+
+    async def dial(self, target: Target, addresses: Sequence[str]) -> Dialed:
+        host = addresses[0].partition("#")[2]
+        self.dials.append(host)
         dialed = socket.socket()
         dialed.setblocking(False)
         try:
@@ -98,7 +108,7 @@ class Double:
         except BaseException:
             dialed.close()
             raise
-        return dialed
+        return Dialed(dialed, addresses[0])
 
     async def pace(self, sent: int, received: int) -> None:
         self.paced = (self.paced[0] + sent, self.paced[1] + received)
@@ -128,7 +138,7 @@ class Stage:
         self.engine = Engine(lambda workspace: Own(), now=time.time, extra_ca=self.public)
         self._servers: list[asyncio.Server] = []
         self._doors: list[tuple[socket.socket, asyncio.Task[None]]] = []
-        self._serving: set[asyncio.Task[None]] = set()
+        self.serving: set[asyncio.Task[None]] = set()
 
     async def server(self, handler: Handler, *names: str, tls: bool = True, authority: KeyPair | None = None) -> int:
         """A server for these names; its port."""
@@ -164,13 +174,13 @@ class Stage:
         while True:
             guest, _ = await asyncio.get_running_loop().sock_accept(listener)
             task = asyncio.create_task(self.engine.serve(guest, target, self.carrier))
-            self._serving.add(task)
+            self.serving.add(task)
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
             task.result()
-        self._serving.discard(task)
+        self.serving.discard(task)
 
     def trusting(self, file: Path | None = None) -> ssl.SSLContext:
         """The TLS of a program in a guest."""
@@ -204,10 +214,10 @@ class Stage:
             task.cancel()
             await asyncio.wait({task})
             listener.close()
-        for serving in list(self._serving):
+        for serving in list(self.serving):
             serving.cancel()
-        if self._serving:
-            await asyncio.wait(self._serving)
+        if self.serving:
+            await asyncio.wait(self.serving)
         for server in self._servers:
             server.close()
         self.engine.close()

@@ -65,6 +65,7 @@ async def test_no_log_no_note_and_no_error_has_it(
     answers: list[str] = []
     for handler in (Recorder(lambda seen: answered(repr(seen).encode())), rude, cut):
         await scene.server(handler)
+        scene.engine.forget(scene.carrier)
         for headers in ([BEARER], [BASIC], [BEARER, "X: a\x01b"], [BEARER] + [f"X-{n}: y" for n in range(201)]):
             try:
                 answers.append(repr(await scene.ask(door, get(f"/?k={PLACEHOLDER}", *headers))))
@@ -95,4 +96,4 @@ async def test_a_fault_of_ours_does_not_tell_it(scene: Stage, monkeypatch: pytes
     text = "".join(traceback.format_exception(failures[0]))
     assert "the log is broken" in text
     assert not leaks(text)
-    scene._serving.clear()
+    scene.serving.clear()

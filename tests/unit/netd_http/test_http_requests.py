@@ -138,7 +138,6 @@ async def test_an_absolute_target_that_agrees(scene: Stage) -> None:
         get("/", "Transfer-Encoding: chunked", "Transfer-Encoding: chunked", host=HOST, method="POST"),
         get("/", "Transfer-Encoding: gzip, chunked", host=HOST, method="POST"),
         get("/", "Transfer-Encoding : chunked", host=HOST, method="POST"),
-        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01",
         b"GET / HTTP/1.1\nHost: a.test\nX: a\0b\n\n",
     ],
@@ -147,6 +146,21 @@ async def test_what_is_ambiguous_is_not_carried(scene: Stage, request_: bytes) -
     found, site = await answer(scene, request_)
     assert (found.status, code(found)) == (400, "network.bad_request")
     assert (site.connections, scene.carrier.dials) == (0, [])
+
+
+async def test_http_2_is_refused_in_its_own_words(scene: Stage) -> None:
+    site = Recorder()
+    await scene.server(site, tls=False)
+    reader, writer = await scene.connect(await scene.door(tls=False), tls=False)
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    said = await reader.read()
+    writer.close()
+    settings, goaway, told = said[:9], said[9:26], json.loads(said[26:])
+    assert settings == b"\0\0\0\x04\0\0\0\0\0"
+    assert goaway == (len(said) - 18).to_bytes(3, "big") + b"\x07" + bytes(9) + b"\0\0\0\x0d"
+    assert told["rule"] == "http2"
+    assert "HTTP/1.1" in told["error"]
+    assert (scene.carrier.denials(), site.connections) == ([("http", "http2")], 0)
 
 
 async def test_tunnels_are_not_opened(scene: Stage) -> None:

@@ -128,6 +128,7 @@ async def test_a_placeholder_elsewhere_is_a_violation(
     request = get(path, *headers, method="POST" if body else "GET", body=body)
     told = await refused(scene, request, grants=[grant(**changes)])
     assert (told["code"], told["secret"], told["host"]) == ("network.secret_violation", "KEY", HOST)
+    assert scene.carrier.violations == [("KEY", HOST, "POST" if body else "GET")]
 
 
 async def test_no_value_goes_over_plain_http(scene: Stage) -> None:

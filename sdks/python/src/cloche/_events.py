@@ -10,7 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SandboxEvent:
-    """Something that happened to a sandbox. `type` and `payload` are described in the server's reference."""
+    """Something that happened to a sandbox, or to the workspace: then `sandbox_id` is empty. `type` and `payload` are
+    described in the server's reference."""
 
     id: str
     time: datetime | None

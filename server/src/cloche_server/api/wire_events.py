@@ -59,7 +59,7 @@ class EventAnswer(BaseModel):
 
     id: str = Field(description="Its place in the journal, decimal. Ids grow; a workspace does not see all of them.")
     time: str
-    sandbox_id: str
+    sandbox_id: str | None = Field(None, description="Left out for what is of the whole workspace, as a secret is.")
     type: str = Field(description="One of the catalogue, `contracts/events.toml`.")
     payload: dict[str, Any]
 

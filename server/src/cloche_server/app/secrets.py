@@ -8,11 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from cloche_server.app.journal import Journal
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.happenings import Happening
 from cloche_server.core.secrets import SecretInfo, check_name, check_value
 from cloche_server.host.certificates import make_authority
 from cloche_server.host.clock import Clock
 from cloche_server.host.sealing import SealBroken, Sealer, make_key, read_key
+from cloche_server.store.db import Conflict
 from cloche_server.store.secrets import SealedSecret, SecretStore
 from cloche_server.telemetry import log
 
@@ -37,8 +40,9 @@ class Secrets:
     """`key_file`: where the operator keeps the key; None: `secret.key` in the data directory, made when it is needed
     for the first time. `on_change` is called with a workspace after each change of its secrets."""
 
-    def __init__(self, store: SecretStore, data: Path, key_file: Path | None, clock: Clock) -> None:
+    def __init__(self, store: SecretStore, data: Path, key_file: Path | None, clock: Clock, journal: Journal) -> None:
         self._store = store
+        self._journal = journal
         self._clock = clock
         self._path = key_file or data / KEY_FILE
         self._may_make = key_file is None
@@ -89,7 +93,11 @@ class Secrets:
                 now if before is None else before.created_at,
                 now,
             )
-            await self._store.put(info, self._usable().seal(value.encode("utf-8"), _purpose(info)))
+            sealed = self._usable().seal(value.encode("utf-8"), _purpose(info))
+            payload = {"name": name, "version": info.version}
+            told = Happening("secret.created" if before is None else "secret.rotated", workspace, "", now, payload)
+            await self._store.put(info, sealed, told)
+        self._journal.written([told])
         _log.info("secret.written", workspace=workspace, name=name, version=info.version)
         await self._changed(workspace)
         return info, before is None
@@ -116,9 +124,13 @@ class Secrets:
 
     async def delete(self, workspace: str, name: str) -> None:
         """Requests that need it are refused from now on. Raises `secret.not_found`."""
+        told = Happening("secret.deleted", workspace, "", self._clock.now(), {"name": name})
         async with self._changing:
-            if not await self._store.delete(workspace, name):
-                raise _not_found()
+            try:
+                await self._store.delete(workspace, name, told)
+            except Conflict:
+                raise _not_found() from None
+        self._journal.written([told])
         _log.info("secret.deleted", workspace=workspace, name=name)
         await self._changed(workspace)
 

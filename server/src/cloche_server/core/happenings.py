@@ -42,6 +42,8 @@ _BUDGET: Final = {
     "allowed": "the limit",
 }
 
+_SECRET: Final = {"name": "its name", "version": "counts its values; the value is told nowhere"}
+
 #: Every type that the server writes or sends. A new one is added here, and then told with `Journal.tell`.
 CATALOGUE: Final[Mapping[str, TypeSpec]] = {
     "sandbox.created": TypeSpec(
@@ -100,6 +102,19 @@ CATALOGUE: Final[Mapping[str, TypeSpec]] = {
     "budget.warning": TypeSpec("it has used a large part of its budget", _BUDGET),
     "budget.paused": TypeSpec("it was paused, because its budget is used up", _BUDGET),
     "budget.exceeded": TypeSpec("its budget was not raised in time, and it is deleted", _BUDGET),
+    "secret.created": TypeSpec("the workspace has a new secret; of no sandbox", _SECRET),
+    "secret.rotated": TypeSpec("a secret of the workspace has a new value; of no sandbox", _SECRET),
+    "secret.deleted": TypeSpec("a secret of the workspace is gone; of no sandbox", {"name": "its name"}),
+    "secret.violation": TypeSpec(
+        "a program in it sent the placeholder of a secret where it must not go, and was refused; told once a minute at "
+        "most for each sandbox and secret",
+        {
+            "secret": "the name of the secret",
+            "host": "where it was sent last, as the request said",
+            "method": "the method of that request",
+            "count": "how often it happened since it was told last",
+        },
+    ),
     "webhook.test": TypeSpec(
         "sent to a webhook by `POST /v1/webhooks/{id}/test` only; it is in no journal", {"webhook_id": "the webhook"}
     ),
@@ -146,7 +161,8 @@ _TO_OTHERS: Final[Mapping[Status, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """Something that happened to a sandbox. `at`: Unix seconds; the payload is JSON-ready."""
+    """Something that happened to a sandbox, or to a workspace: then `sandbox_id` is empty. `at`: Unix seconds; the
+    payload is JSON-ready."""
 
     type: str
     workspace: str

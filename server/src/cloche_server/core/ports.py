@@ -194,6 +194,9 @@ class Network(Protocol):
     async def examine(self, machine_id: str) -> Sequence[Probe | Skipped]:
         """Looks at the slot of a machine from the host's side."""
 
+    async def violations(self, told: str, wait: float) -> Mapping[str, Any]:
+        """`violations` of `docs/network.md`. Raises `network.unavailable`, `network.off`."""
+
     async def adopt(
         self, machine_id: str, workspace: str, policy: NetworkPolicy, grants: Sequence[SecretGrant]
     ) -> None:

@@ -36,6 +36,10 @@ class Control:
                 return
             self._clients.add(Client(sock, self._registry, self._tasks, self._clients.discard))
 
+    @property
+    def has_clients(self) -> bool:
+        return bool(self._clients)
+
     def close(self) -> None:
         self._loop.remove_reader(self._listener.fileno())
         self._listener.close()

@@ -63,11 +63,12 @@ class Dialer:
                 return await _connect(str(address), port)
             return await _through(self.proxy, address, port)
 
-    async def connect_any(self, addresses: Sequence[Address], port: int) -> socket.socket:
-        """To the first of several addresses that answers: each gets a short time alone before the next is tried beside
-        it. Raises OSError."""
-        tried: list[asyncio.Task[socket.socket]] = []
+    async def connect_any(self, addresses: Sequence[Address], port: int) -> tuple[socket.socket, Address]:
+        """To the first of several addresses that answers, and which it was: each gets a short time alone before the
+        next is tried beside it. Raises OSError."""
+        tried: dict[asyncio.Task[socket.socket], Address] = {}
         won: socket.socket | None = None
+        winner: Address | None = None
         failed: OSError = OSError("there is no address")
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
@@ -75,25 +76,26 @@ class Dialer:
                 running: set[asyncio.Task[socket.socket]] = set()
                 while won is None and (waiting or running):
                     if waiting:
-                        task = asyncio.ensure_future(self.connect(waiting.pop(0), port))
-                        tried.append(task)
+                        address = waiting.pop(0)
+                        task = asyncio.ensure_future(self.connect(address, port))
+                        tried[task] = address
                         running.add(task)
                     done, running = await asyncio.wait(
                         running, timeout=STAGGER if waiting else None, return_when=asyncio.FIRST_COMPLETED
                     )
                     for task in done:
                         error = task.exception()
-                        if error is None:
-                            won = won or task.result()
+                        if error is None and won is None:
+                            won, winner = task.result(), tried[task]
                         elif isinstance(error, OSError):
                             failed = error
-                        else:
+                        elif error is not None:
                             raise error
         finally:
-            await _drop(tried, won)
-        if won is None:
+            await _drop(list(tried), won)
+        if won is None or winner is None:
             raise failed
-        return won
+        return won, winner
 
 
 async def _drop(tasks: Sequence[asyncio.Task[socket.socket]], keep: socket.socket | None) -> None:

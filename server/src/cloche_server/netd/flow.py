@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,6 +32,14 @@ class Verdict:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Dialed:
+    """A connected non-blocking socket. `address`: whose, also where it leads through a proxy."""
+
+    sock: socket.socket
+    address: str
+
+
 class Carrier(Protocol):
     """A sandbox as its HTTP sees it. Made by the session, read by the HTTP engine."""
 
@@ -53,10 +61,16 @@ class Carrier(Protocol):
     def note(self, target: Target, kind: str, verdict: Verdict, *, host: str, method: str = "", path: str = "") -> None:
         """Into the decision log. Never pass anything that may hold the value of a secret."""
 
-    async def dial(self, target: Target, host: str) -> socket.socket:
-        """A connected non-blocking socket to `host` on the target's port: to an address that the platform's resolver
-        gives for it, allowed by policy, through the operator's proxy if there is one. Counts into the limits. Raises
-        OSError, or `Refused` with the verdict."""
+    def violated(self, secret: str, host: str, method: str) -> None:
+        """The placeholder of a secret was sent where it must not go: becomes an event."""
+
+    async def addresses(self, target: Target, host: str) -> Sequence[str]:
+        """Where `host` may be reached now on the target's port: addresses that the platform's resolver gives for it
+        and the policy allows, the best first. Raises `Refused` with the verdict when there is none."""
+
+    async def dial(self, target: Target, addresses: Sequence[str]) -> Dialed:
+        """A connection to one of `addresses` on the target's port, through the operator's proxy if there is one.
+        Raises OSError."""
 
     async def pace(self, sent: int, received: int) -> None:
         """Returns when so many bytes may pass, in each direction: the bandwidth of the sandbox."""
@@ -79,3 +93,9 @@ class HttpEngine(Protocol):
     async def serve(self, guest: socket.socket, target: Target, carrier: Carrier) -> None:
         """Carries one connection to its end and closes it. Nothing has been read from `guest` (first bytes were only
         peeked at). Cancelled when the connection is cut."""
+
+    def prepare(self, workspace: str, names: Iterable[str]) -> None:
+        """Names that guests of the workspace will probably ask for: what takes time is done ahead."""
+
+    def forget(self, carrier: Carrier) -> None:
+        """Its policy or its secrets have changed, or it is gone: connections that wait for its next request end."""

@@ -15,6 +15,8 @@ MAX_PAGE: Final = 1000
 MAX_WAIT: Final = 60.0
 _CLIP: Final = 512
 _MAX_LEARNED: Final = 2000
+#: Of one name or address; whoever tries more of them is scanning, and needs another rule.
+_MAX_PORTS: Final = 64
 
 
 class DecisionLog:
@@ -75,7 +77,9 @@ class Learner:
     def connected(self, name: str, address: str, port: int) -> None:
         table, key = (self._names, name) if name else (self._addresses, address)
         if key in table or len(table) < _MAX_LEARNED:
-            table.setdefault(key, set()).add(port)
+            ports = table.setdefault(key, set())
+            if len(ports) < _MAX_PORTS:
+                ports.add(port)
 
     def proposal(self) -> list[dict[str, Any]]:
         """Rules as a client would write them."""

@@ -29,9 +29,12 @@ from cloche_server.netd.control import Control
 from cloche_server.netd.flow import HttpEngine
 from cloche_server.netd.registry import Registry
 from cloche_server.netd.shared import Authority, Shared
+from cloche_server.netd.vigil import ALONE_SECONDS, until_alone
 
 EXIT_RUNNING: Final = 3
 _OPEN_FILES: Final = 262_144
+#: Above machines and other processes that compute: all guests wait for this one, and it needs little.
+_PRECEDENCE: Final = 5
 #: A workspace's certificate authority, if there is one.
 Authorities = Callable[[str], Authority | None]
 #: `Path`: a PEM file of authorities that are trusted besides those of the host.
@@ -57,11 +60,12 @@ def main(argv: Sequence[str], make_engine: EngineFactory = no_engine) -> int:
     # With what it trusts, which may lie where only root can read.
     shared.engine = make_engine(shared.vault.authority, options.extra_ca)
     privileges.raise_open_files(_OPEN_FILES)
+    privileges.take_precedence(_PRECEDENCE)
     if os.geteuid() == 0 or options.uid != os.geteuid():
         privileges.drop(options.uid, options.gid if options.gid is not None else options.uid)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     gc.freeze()
-    uvloop.run(_run(listener, shared))
+    uvloop.run(_run(listener, shared, options.alone_seconds))
     os.close(lock)
     return 0
 
@@ -72,6 +76,12 @@ def _options(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--uid", type=int, required=True, help="the user it becomes")
     parser.add_argument("--gid", type=int, help="its group; the number of the user if left out")
     parser.add_argument("--extra-ca", type=Path, help="authorities (PEM) of servers, besides those of the host")
+    parser.add_argument(
+        "--alone-seconds",
+        type=float,
+        default=ALONE_SECONDS,
+        help="it ends by itself when it has had no server and no machine for so long",
+    )
     return parser.parse_args(argv)
 
 
@@ -99,17 +109,26 @@ def _load_everything() -> None:
         socket.getaddrinfo("127.0.0.1", 1)
 
 
-async def _run(listener: socket.socket, shared: Shared) -> None:
+async def _run(listener: socket.socket, shared: Shared, alone_seconds: float) -> None:
     async with asyncio.TaskGroup() as tasks:
         registry = Registry(shared, tasks)
         control = Control(listener, registry, tasks)
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, registry.stopping.set)
+        watch = tasks.create_task(_watch(registry, control, alone_seconds))
         await registry.stopping.wait()
-        await asyncio.sleep(0.05)  # the answer to `stop` is on its way
+        watch.cancel()
+        if control.has_clients:
+            await asyncio.sleep(0.05)  # the answer to `stop` is on its way
         control.close()
         registry.close()
+
+
+async def _watch(registry: Registry, control: Control, alone_seconds: float) -> None:
+    await until_alone(lambda: control.has_clients or registry.serves, alone_seconds)
+    _report("no server, and no machine that is served: it ends")
+    registry.stopping.set()
 
 
 def _report(line: str) -> None:

@@ -11,6 +11,8 @@ from typing import Any, Final
 
 from cloche_server.core.groups import group_from_json
 from cloche_server.core.netctl import PROTOCOL, grant_from_json, policy_from_json
+from cloche_server.core.network import TAP
+from cloche_server.host.carrier import has_carrier
 from cloche_server.netd.explain import explain
 from cloche_server.netd.intake import Intake
 from cloche_server.netd.journal import MAX_PAGE
@@ -48,11 +50,18 @@ class Attached:
         self._doors.open(session.sandbox)
         self._intake = Intake(session, (socks[0], socks[1]), tasks, pipes)
         self._resolver = UdpResolver(session, (socks[2], socks[3]), tasks)
+        self._any = socks[2]
+
+    @property
+    def has_machine(self) -> bool:
+        """Somebody is at the other end of the slot's tap."""
+        return has_carrier(self._any, TAP)
 
     def close(self) -> None:
         self._intake.close()
         self._resolver.close()
         self._doors.close(self.session.sandbox)
+        self.session.forget_waiting()
 
 
 class Registry:
@@ -78,6 +87,8 @@ class Registry:
                 return await self._log(message)
             if op == "wanted":
                 return {"wanted": await self._shared.doors.wanted(min(60.0, max(0.0, float(message.get("wait", 0)))))}
+            if op == "violations":
+                return await self._violations(message)
             plain = {
                 "hello": self._hello,
                 "configure": self._configure,
@@ -96,6 +107,11 @@ class Registry:
         except (KeyError, ValueError, TypeError, AttributeError) as error:
             # Never the text of the exception: it may quote a secret.
             raise Refusal("invalid", f"the request {str(op)[:32]} is not understood ({type(error).__name__})") from None
+
+    @property
+    def serves(self) -> bool:
+        """A machine of a sandbox that is attached lives."""
+        return any(attached.has_machine for attached in self._attached.values())
 
     def close(self) -> None:
         for attached in self._attached.values():
@@ -127,13 +143,16 @@ class Registry:
         if before is not None:
             before.close()
         self._attached[sandbox] = Attached(session, socks, self._tasks, self._pipes)
+        session.prepare()
         return {}
 
     def _policy(self, message: Mapping[str, Any]) -> dict[str, Any]:
         session = self._of(message)
         policy = policy_from_json(message["policy"])
         grants = [grant_from_json(grant) for grant in message.get("grants", ())]
-        return {"cut": session.replace(policy, grants)}
+        cut = session.replace(policy, grants)
+        session.prepare()
+        return {"cut": cut}
 
     def _detach(self, message: Mapping[str, Any]) -> dict[str, Any]:
         session = self._of(message)
@@ -141,7 +160,11 @@ class Registry:
         return {"stats": session.stats()}
 
     def _secrets(self, message: Mapping[str, Any]) -> dict[str, Any]:
-        self._shared.vault.replace(str(message["workspace"]), message["values"], message.get("ca"))
+        workspace = str(message["workspace"])
+        self._shared.vault.replace(workspace, message["values"], message.get("ca"))
+        for attached in self._attached.values():
+            if attached.session.workspace == workspace:
+                attached.session.forget_waiting()
         return {}
 
     def _groups(self, message: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,6 +194,10 @@ class Registry:
         after, wait = int(message.get("after", 0)), float(message.get("wait", 0))
         limit = int(message.get("limit", 100))
         return await session.log.read(max(0, after), min(max(1, limit), MAX_PAGE), max(0.0, wait))
+
+    async def _violations(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        wait = float(message.get("wait", 0))
+        return await self._shared.violations.read(str(message.get("told", "")), max(0.0, wait))
 
     def _explain(self, message: Mapping[str, Any]) -> dict[str, Any]:
         return {"verdict": explain(self._of(message), message)}

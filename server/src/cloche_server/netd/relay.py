@@ -18,15 +18,20 @@ from typing import Final
 from cloche_server.netd.bucket import Bucket
 from cloche_server.netd.waits import reset
 
-_PIPE_SIZE: Final = 256 * 1024
+#: Large pipes are faster, but the kernel gives one user 64 MiB of them, and tiny ones after that: so a few are large.
+#: They come back as soon as a sink has taken all, so those that are fast have them.
+_LARGE: Final = 1024 * 1024
+_MOST_LARGE: Final = 24
+_SMALL: Final = 256 * 1024
 _F_SETPIPE_SZ: Final = 1031
 _KEPT_PIPES: Final = 32
 #: One direction moves at most so much before others have their turn.
-_TURN: Final = 1024 * 1024
+_TURN: Final = 2 * 1024 * 1024
 _FLAGS: Final = os.SPLICE_F_NONBLOCK | os.SPLICE_F_MOVE
 _AGAIN: Final = frozenset({errno.EAGAIN, errno.EINTR})
 
-Pipe = tuple[int, int]
+#: Where it is read, where it is written, and whether it is one of the large ones.
+Pipe = tuple[int, int, bool]
 
 
 class Pipes:
@@ -34,20 +39,26 @@ class Pipes:
 
     def __init__(self) -> None:
         self._idle: list[Pipe] = []
+        self._large = 0
 
     def borrow(self) -> Pipe:
         """Raises OSError when there are no descriptors left."""
         if self._idle:
             return self._idle.pop()
-        pipe = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        source, sink = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        large = self._large < _MOST_LARGE
+        self._large += large
         with contextlib.suppress(OSError):  # past the limit of the user it stays small
-            fcntl.fcntl(pipe[1], _F_SETPIPE_SZ, _PIPE_SIZE)
-        return pipe
+            fcntl.fcntl(sink, _F_SETPIPE_SZ, _LARGE if large else _SMALL)
+        return source, sink, large
 
     def give_back(self, pipe: Pipe, *, empty: bool) -> None:
-        if empty and len(self._idle) < _KEPT_PIPES:
+        if empty and pipe[2]:
             self._idle.append(pipe)
+        elif empty and len(self._idle) < _KEPT_PIPES:
+            self._idle.insert(0, pipe)  # the large ones are taken first
         else:
+            self._large -= pipe[2]
             os.close(pipe[0])
             os.close(pipe[1])
 
@@ -98,7 +109,7 @@ class _Way:
             if self._first is not None:
                 self._first()
                 self._first = None
-            for _ in range(_TURN // _PIPE_SIZE):
+            for _ in range(_TURN // _LARGE):
                 if not self._step():
                     return
         except OSError as error:
@@ -106,7 +117,7 @@ class _Way:
 
     def _step(self) -> bool:
         """Takes from the source and hands on; whether there may be more at once."""
-        want = self._bucket.take(_PIPE_SIZE, self._loop.time())
+        want = self._bucket.take(_LARGE, self._loop.time())
         if want == 0:
             self._read(False)
             self._timer = self._loop.call_later(self._bucket.delay(), self._resume)

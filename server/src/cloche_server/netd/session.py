@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,7 +15,7 @@ from cloche_server.core.netctl import LogEntry
 from cloche_server.core.network import NetworkPolicy, SecretGrant, Transport
 from cloche_server.core.policy import RAW, Claim, ClaimKind, Decision, Outcome, Policy
 from cloche_server.netd.bucket import Bucket
-from cloche_server.netd.flow import Refused, Target, Verdict
+from cloche_server.netd.flow import Dialed, Refused, Target, Verdict
 from cloche_server.netd.journal import DecisionLog, Learner
 from cloche_server.netd.lookup import Lookups
 from cloche_server.netd.pins import Pins
@@ -27,6 +26,8 @@ USUAL_CONNECTIONS: Final = 1024
 MOST_CONNECTIONS: Final = 4096
 #: Ports whose clients speak first.
 SPEAK_FIRST: Final = frozenset({80, 443, 8000, 8080, 8443})
+#: Names of one sandbox whose certificates are made ahead.
+MOST_PREPARED: Final = 64
 _MIB: Final = 1024 * 1024
 
 
@@ -100,6 +101,7 @@ class Session:
     def replace(self, policy: NetworkPolicy, grants: Sequence[SecretGrant]) -> int:
         """The new policy holds at once; connections that it does not allow are cut. Returns how many."""
         self._set(policy, grants)
+        self.forget_waiting()
         return self._cut("policy")
 
     def regroup(self) -> None:
@@ -116,6 +118,19 @@ class Session:
     def peer(self, address: Address) -> Member | None:
         """Who of its group has an address."""
         return self.shared.groups.at(self._sandbox, address)
+
+    def prepare(self) -> None:
+        """Certificates of names that are known to be read are made before anybody waits for them."""
+        if self.shared.engine is not None:
+            domains = [rule.domain for rule in self.policy.source.rules if rule.reads_http and rule.domain]
+            names = [*(host for grant in self._grants for host in (*grant.hosts, *grant.pass_hosts)), *domains]
+            exact = dict.fromkeys(name for name in names if not name.startswith("*."))
+            self.shared.engine.prepare(self._workspace, list(exact)[:MOST_PREPARED])
+
+    def forget_waiting(self) -> None:
+        """Connections to servers that wait for a next request end."""
+        if self.shared.engine is not None:
+            self.shared.engine.forget(self)
 
     # ------------------------------------------------------------------ the carrier
 
@@ -144,6 +159,9 @@ class Session:
         decision = self.policy.decide_request(address, target.port, host, method, path, tls_name=tls_name)
         return Verdict(decision.allowed, decision.rule, decision.reason)
 
+    def violated(self, secret: str, host: str, method: str) -> None:
+        self.shared.violations.add(self._sandbox, self._workspace, secret, host, method)
+
     def note(self, target: Target, kind: str, verdict: Verdict, *, host: str, method: str = "", path: str = "") -> None:
         self.log.add(
             LogEntry(
@@ -162,7 +180,7 @@ class Session:
             )
         )
 
-    async def dial(self, target: Target, host: str) -> socket.socket:
+    async def addresses(self, target: Target, host: str) -> Sequence[str]:
         name = canonical_name(host)
         if name is None:
             candidates = [parse_address(target.address)]
@@ -176,12 +194,17 @@ class Session:
         for address in candidates:
             decision = self.policy.decide_connection(address, target.port, Transport.TCP, claim)
             if decision.allowed:
-                allowed.append(address)
+                allowed.append(str(address))
             else:
                 refused = decision
         if not allowed:
             raise Refused(Verdict(False, refused.rule, refused.reason))
-        return await self.shared.dialer.connect_any(allowed, target.port)
+        return allowed
+
+    async def dial(self, target: Target, addresses: Sequence[str]) -> Dialed:
+        candidates = [parse_address(address) for address in addresses]
+        sock, address = await self.shared.dialer.connect_any(candidates, target.port)
+        return Dialed(sock, str(address))
 
     async def pace(self, sent: int, received: int) -> None:
         loop = asyncio.get_running_loop()

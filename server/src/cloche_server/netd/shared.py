@@ -16,6 +16,7 @@ from cloche_server.netd.dial import Dialer, OutboundProxy
 from cloche_server.netd.flow import HttpEngine
 from cloche_server.netd.groups import Doors, Groups
 from cloche_server.netd.upstream import Upstream
+from cloche_server.netd.violations import Violations
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,11 @@ class Shared:
     doors: Doors = field(default_factory=Doors)
     never: Collection[Network] = ()
     engine: HttpEngine | None = None
+    violations: Violations = field(init=False)
     report: Callable[[str], None] = lambda _line: None
+
+    def __post_init__(self) -> None:
+        self.violations = Violations(self.clock.now, self.clock.monotonic)
 
     def report_failure(self, what: str, error: BaseException) -> None:
         """Where something failed that should not; never the text of the exception, which may quote a guest or a

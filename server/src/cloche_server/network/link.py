@@ -50,7 +50,11 @@ class Netd:
         """Finds a netd that speaks our language, or starts one. Raises `network.unavailable`."""
         try:
             if not await self._join():
-                await self._launch()
+                try:
+                    await self._launch()
+                except LinkLost:  # there may have been one that was just ending
+                    await asyncio.sleep(AGAIN_AFTER)
+                    await self._launch()
         except (OSError, *_FAILURES) as error:
             raise _unavailable(f"the process that carries the network did not start ({error})") from error
 

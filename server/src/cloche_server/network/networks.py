@@ -105,6 +105,9 @@ class NoNetwork:
             return [await asyncio.to_thread(probe_slot, self._slots.path(machine_id))]
         return [Skipped("network.slot", "this server gives its sandboxes no network; the card leads nowhere")]
 
+    async def violations(self, told: str, wait: float) -> dict[str, Any]:
+        raise ClocheError("network.off", "this server gives its sandboxes no network")
+
     async def take_stock(self, living: Collection[str]) -> int:
         return await self._slots.take_stock(living)
 
@@ -188,6 +191,11 @@ class Networks:
 
     async def examine(self, machine_id: str) -> list[Probe | Skipped]:
         return [await asyncio.to_thread(probe_slot, self.slots.path(machine_id))]
+
+    async def violations(self, told: str, wait: float) -> dict[str, Any]:
+        if self._carrier is None:
+            raise ClocheError("network.off", "nothing is carried here")
+        return await self._carrier.ask("violations", {"told": told, "wait": wait})
 
     async def close(self, machine_id: str) -> None:
         await self._detach(machine_id)

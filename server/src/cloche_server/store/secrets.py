@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cloche_server.core.happenings import Happening
 from cloche_server.core.secrets import SecretInfo
 from cloche_server.store.db import Database
+from cloche_server.store.events import statements
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,10 +22,10 @@ class SecretStore:
     def __init__(self, database: Database) -> None:
         self._db = database
 
-    async def put(self, info: SecretInfo, sealed: bytes) -> None:
-        """A new one, or a new value of one that exists."""
+    async def put(self, info: SecretInfo, sealed: bytes, told: Happening) -> None:
+        """A new one, or a new value of one that exists; both are written, or neither."""
         values = {name: getattr(info, name) for name in SecretInfo.__slots__}
-        await self._db.execute("put_secret", **values, sealed=sealed)
+        await self._db.execute_all([("put_secret", {**values, "sealed": sealed}), *statements([told])])
 
     async def infos(self, workspace: str) -> list[SecretInfo]:
         """By name."""
@@ -47,9 +49,10 @@ class SecretStore:
         row = (await self._db.fetch("secret_sizes", workspace=workspace, name=without))[0]
         return int(row["count"]), int(row["bytes"])
 
-    async def delete(self, workspace: str, name: str) -> bool:
-        """False when there was none."""
-        return await self._db.execute("delete_secret", workspace=workspace, name=name) == 1
+    async def delete(self, workspace: str, name: str, told: Happening) -> None:
+        """Raises Conflict when there is none."""
+        delete = ("delete_secret", {"workspace": workspace, "name": name})
+        await self._db.execute_all([delete, *statements([told])], conditional=True)
 
     async def put_authority(self, workspace: str, certificate_pem: str, sealed: bytes, now: float) -> None:
         await self._db.execute(

@@ -7,24 +7,25 @@ import contextlib
 import socket
 import ssl
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, Protocol
 
 import h11
 
 from cloche_server.host.certificates import KeyPair
-from cloche_server.netd.flow import Carrier, Refused, Target, Verdict
+from cloche_server.netd.flow import Carrier, Target, Verdict
 from cloche_server.netd.http.exchange import Exchange
-from cloche_server.netd.http.link import Link, to_guest, to_server
-from cloche_server.netd.http.refusal import Refusal, untrusted, upstream_failed
+from cloche_server.netd.http.link import Link, to_guest
+from cloche_server.netd.http.pool import Pool
+from cloche_server.netd.http.refusal import HTTP2, PREFACE, VIOLATION, Refusal, goaway, http2
 from cloche_server.netd.http.request import bad, read_request
+from cloche_server.netd.http.servers import Servers
 from cloche_server.netd.http.trust import Leaves, client_context
 
 #: A head has to come whole within so many seconds of its first byte; so long a connection may be idle before it.
 HEAD_SECONDS: Final = 30.0
 IDLE_SECONDS: Final = 300.0
-DIAL_SECONDS: Final = 60.0
 #: Bytes of request bodies that are kept whole at once, for each sandbox.
 MAX_KEPT: Final = 32 * 1024 * 1024
 
@@ -51,6 +52,7 @@ class Engine:
         #: Bytes of request bodies that are kept whole, by sandbox.
         self._kept: Counter[str] = Counter()
         self._trust = client_context(extra_ca)
+        self._pool = Pool()
 
     async def serve(self, guest: socket.socket, target: Target, carrier: Carrier) -> None:
         """As in `flow.HttpEngine`. What guest and server do wrong ends the connection, and raises nothing."""
@@ -69,9 +71,12 @@ class Engine:
         except BaseException:
             guest.close()
             raise
-        session = Session(link, target, carrier, self._trust, self._kept)
+        session = Session(link, target, carrier, Servers(carrier, target, self._trust, self._pool), self._kept)
         try:
             await session.run()
+            session.servers.keep()
+            if target.tls and not session.asked and link.ended:
+                _note_distrust(carrier, target)
         except (OSError, h11.ProtocolError, TimeoutError) as error:
             link.abort()
             if isinstance(error, ssl.SSLError) and "ALERT" in (error.reason or ""):
@@ -97,7 +102,23 @@ class Engine:
             sentence = "no certificate can be made for the name of the connection"
             raise Refusal(403, "network.denied", sentence, rule="no-name") from None
 
+    def prepare(self, workspace: str, names: Iterable[str]) -> None:
+        authority = self._authority(workspace)
+        if authority is not None:
+            pair = KeyPair(authority.certificate.encode("ascii"), authority.key.encode("ascii"))
+            for name in names:
+                self._leaves.prepare(pair, name)
+
+    def forget(self, carrier: Carrier) -> None:
+        self._pool.forget(carrier)
+
+    @property
+    def waiting(self) -> int:
+        """Connections to servers that wait for a next request."""
+        return len(self._pool)
+
     def close(self) -> None:
+        self._pool.close()
         self._leaves.close()
 
 
@@ -106,29 +127,31 @@ def _note(carrier: Carrier, target: Target, refusal: Refusal, method: str = "", 
         kind = "secret" if refusal.secret else "http"
         host = refusal.host or target.name or ""
         reason = f"{refusal} ({refusal.secret})" if refusal.secret else str(refusal)
+        if refusal.code == VIOLATION:
+            carrier.violated(refusal.secret, host, method)
         carrier.note(target, kind, Verdict(False, refusal.rule, reason), host=host, method=method, path=path)
 
 
 def _note_distrust(carrier: Carrier, target: Target) -> None:
     """The most frequent reason for which TLS towards a guest fails, and one that is hard to find from inside."""
-    sentence = "the program in the guest broke off TLS; it may not trust the authority of the workspace"
+    sentence = (
+        "the program in the guest ended TLS before it asked for anything; it may not trust the authority of the "
+        "workspace, or know the certificate of the server and want no other"
+    )
     carrier.note(target, "http", Verdict(False, "not-trusted", sentence), host=target.name or "")
 
 
 class Session:
-    """The requests of one connection, one after another, and the connection to the server that they use."""
+    """The requests of one connection, one after another, and the connection to the server that they use (`servers`)."""
 
-    def __init__(
-        self, guest: Link, target: Target, carrier: Carrier, trust: ssl.SSLContext, kept: Counter[str]
-    ) -> None:
+    def __init__(self, guest: Link, target: Target, carrier: Carrier, servers: Servers, kept: Counter[str]) -> None:
         self.guest = guest
         self.target = target
         self.carrier = carrier
-        self._trust = trust
+        self.servers = servers
+        #: It has begun to ask for something.
+        self.asked = False
         self._kept = kept
-        self._server: Link | None = None
-        self._host = ""
-        self._counted = [0, 0]
 
     async def run(self) -> None:
         """Raises OSError, `h11.ProtocolError`, TimeoutError: the connection is broken then."""
@@ -159,6 +182,10 @@ class Session:
                     self.guest.http.receive_data(await self.guest.read())
         except TimeoutError:
             return None
+        begun = self.guest.http.trailing_data[0]
+        if not self.asked and begun.startswith(PREFACE):
+            raise http2()
+        self.asked = self.asked or bool(begun)
         try:
             async with asyncio.timeout(HEAD_SECONDS):
                 event = await self.guest.next_event(HEAD_SECONDS)
@@ -174,7 +201,12 @@ class Session:
 
     async def _refuse(self, refusal: Refusal, method: bytes | None) -> None:
         """Answers, where an answer can still be given."""
-        await self.drop_server()
+        self.servers.drop()
+        if refusal.rule == HTTP2:
+            self.asked = True
+            await self.guest.write(goaway(refusal))
+            await self.guest.linger()
+            return
         if self.guest.http.our_state not in (h11.IDLE, h11.SEND_RESPONSE):
             self.guest.abort()
             return
@@ -183,15 +215,10 @@ class Session:
 
     async def _again(self, exchange: Exchange) -> bool:
         """Makes both connections ready for the next request; False when the guest's has served."""
-        self.count()
+        self.servers.count()
         if exchange.switched:
             return False
-        server = self._server
-        if server is not None:
-            if server.http.our_state is h11.DONE and server.http.their_state is h11.DONE and not server.ended:
-                server.http.start_next_cycle()
-            else:
-                await self.drop_server()
+        self.servers.again()
         if self.guest.http.our_state is h11.DONE and self.guest.http.their_state is h11.DONE:
             self.guest.http.start_next_cycle()
             return True
@@ -214,58 +241,7 @@ class Session:
             if not self._kept[sandbox]:
                 del self._kept[sandbox]
 
-    # -------------------------------------------------------------- the server
-
-    def has_server(self, host: str) -> bool:
-        """There is a connection to it from a request before."""
-        return self._server is not None and self._host == host and not self._server.ended
-
-    async def server(self, host: str) -> Link:
-        """A connection to this host, the one from before if it can be used. Raises `Refusal`."""
-        if self._server is not None and (self._host != host or self._server.ended):
-            await self.drop_server()
-        if self._server is None:
-            self._server, self._host = await self._connect(host), host
-        return self._server
-
-    async def _connect(self, host: str) -> Link:
-        try:
-            async with asyncio.timeout(DIAL_SECONDS):
-                dialed = await self.carrier.dial(self.target, host)
-        except Refused as refused:
-            rule = refused.verdict.rule
-            raise Refusal(403, "network.denied", refused.verdict.reason, rule=rule, host=host) from None
-        except (OSError, TimeoutError):
-            raise upstream_failed(host, "no connection to the server could be made") from None
-        try:
-            return await to_server(dialed, self._trust if self.target.tls else None, host)
-        except ssl.SSLCertVerificationError:
-            dialed.close()
-            raise untrusted(host) from None
-        except (OSError, TimeoutError):
-            dialed.close()
-            raise upstream_failed(host, "the server does not speak TLS with us") from None
-        except BaseException:
-            dialed.close()
-            raise
-
-    async def drop_server(self) -> None:
-        """Cuts the connection to the server: what was written and not sent yet is not sent any more."""
-        self.count()
-        server, self._server = self._server, None
-        if server is not None:
-            server.abort()
-            self._counted = [0, 0]
-
-    def count(self) -> None:
-        """Tells what was carried since the last time."""
-        if self._server is not None:
-            sent, received = self._server.sent - self._counted[0], self._server.received - self._counted[1]
-            self._counted = [self._server.sent, self._server.received]
-            if sent or received:
-                self.carrier.count(self.target, sent, received)
-
     async def aclose(self) -> None:
-        await self.drop_server()
+        self.servers.drop()
         with contextlib.suppress(OSError):
             await self.guest.aclose()

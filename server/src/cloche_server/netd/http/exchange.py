@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from typing import TYPE_CHECKING, Final
 
 import h11
@@ -12,7 +13,7 @@ from cloche_server.core.network import SecretPlace
 from cloche_server.netd.flow import Verdict
 from cloche_server.netd.http.judge import MAX_PUT_BODY, BodyRewriter, Headers, Judge, body_spelling
 from cloche_server.netd.http.link import Link
-from cloche_server.netd.http.refusal import Refusal, unusable, upstream_failed
+from cloche_server.netd.http.refusal import Refusal, unusable, upstream_failed, upstream_tls
 from cloche_server.netd.http.request import Asked, sent_headers
 from cloche_server.netd.http.strip import BodyStripper, Stripper
 
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
 #: A request body that stands still, and a server that says nothing, are waited for so long (seconds).
 BODY_SECONDS: Final = 300.0
 ANSWER_SECONDS: Final = 3600.0
+#: Credentials that hold for the connection they were sent on, and not for the request alone.
+_CREDENTIALS: Final = frozenset({b"authorization", b"proxy-authorization"})
+_BINDING: Final = (b"ntlm", b"negotiate")
+#: What changes nothing, by its definition (RFC 9110).
+_SAFE: Final = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 _ALLOWED: Final = Verdict(True, "secret", "the value of a secret was put into the request")
 
 
@@ -47,7 +53,7 @@ class Exchange:
         self._stripper = Stripper((), self._judge.put)
         self._answered = False
         self._server_spoke = False
-        self._reused = False
+        self._reused = self._waited = False
         self._noted: set[str] = set()
 
     @property
@@ -71,17 +77,36 @@ class Exchange:
         carrier, target = session.carrier, session.target
         carrier.note(target, "http", verdict, host=asked.host, method=asked.method, path=asked.path)
         self._note_put()
-        self._reused = session.has_server(asked.host)
-        server = await session.server(asked.host)
+        if any(value[:9].lower().startswith(_BINDING) for name, value in self._request.headers if name in _CREDENTIALS):
+            session.servers.mark_own()
+        self._reused = session.servers.has(asked.host)
+        server, self._waited = await session.servers.get(asked.host, waiting=self._repeatable)
+        try:
+            await self._ask(server, head, body)
+        except _Closed:
+            # It had waited for too long. The guest knows nothing of it, and nothing can have come of the request.
+            session.servers.drop()
+            self._waited = False
+            server, _ = await session.servers.get(asked.host, waiting=False)
+            await self._ask(server, head, b"")
+        self._note_put()
+        if self.switched:
+            await self._pass(server)
+
+    async def _ask(self, server: Link, head: h11.Request, body: bytes | None) -> None:
+        """`body` None: it comes from the guest."""
         with contextlib.suppress(OSError):  # its answer may be there all the same
             await server.send(head)
         if body is not None:
             with contextlib.suppress(OSError):
-                await server.send(h11.Data(data=body), h11.EndOfMessage())
+                await server.send(*([h11.Data(data=body)] if body else []), h11.EndOfMessage())
         await self._carry(server, body is None)
-        self._note_put()
-        if self.switched:
-            await self._pass(server)
+
+    @property
+    def _repeatable(self) -> bool:
+        """It may be sent once more when a server closes a connection that has waited: it changes nothing, and there is
+        no body that is gone."""
+        return self._request.method in _SAFE and not self._has_body
 
     # -------------------------------------------------------------- the request
 
@@ -141,7 +166,7 @@ class Exchange:
             await server.send(*sent)
         except OSError:
             raise _ServerGone from None
-        self._session.count()
+        self._session.servers.count()
 
     # -------------------------------------------------------------- both ways
 
@@ -180,7 +205,7 @@ class Exchange:
                 await self._session.carrier.pace(0, len(data))
                 if data := data if stripped is None else stripped.feed(data):
                     await guest.send(h11.Data(data=data))
-                self._session.count()
+                self._session.servers.count()
             elif isinstance(event, h11.EndOfMessage):
                 rest = b"" if stripped is None else stripped.finish()
                 trailers = (
@@ -201,13 +226,20 @@ class Exchange:
             raise Refusal(
                 504, "network.upstream_failed", "the server has not answered", host=self._asked.host
             ) from None
-        except (OSError, h11.RemoteProtocolError):
+        except (OSError, h11.RemoteProtocolError) as error:
+            if isinstance(error, ssl.SSLError) and not self._server_spoke and not self._waited:
+                # In TLS 1.3 a server that wants a certificate says so only now.
+                raise upstream_tls(self._asked.host, error.reason or "") from None
             self._server_spoke = self._server_spoke or bool(server.http.trailing_data[0])
             raise self._server_gone() from None
+        if isinstance(event, h11.ConnectionClosed):
+            raise self._server_gone()
         self._server_spoke = True
         return event
 
     def _server_gone(self) -> Exception:
+        if self._waited and not self._server_spoke:
+            return _Closed()
         if self._answered or (self._reused and not self._server_spoke):
             # A kept connection that ends when it is used again: the guest sees what it would have seen without us,
             # and knows whether it may send the request once more.
@@ -269,7 +301,7 @@ class Exchange:
         while data or (data := await source.read()):
             await self._session.carrier.pace(len(data) if up else 0, 0 if up else len(data))
             await sink.write(data)
-            self._session.count()
+            self._session.servers.count()
             data = b""
         if not sink.end_writing():
             raise Broken
@@ -282,6 +314,10 @@ class Exchange:
             session.carrier.note(
                 session.target, "secret", verdict, host=asked.host, method=asked.method, path=asked.path
             )
+
+
+class _Closed(Exception):
+    """The server has closed a connection that had waited, before it said anything on it."""
 
 
 class _ServerGone(Exception):

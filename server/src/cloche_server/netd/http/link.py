@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
+from collections.abc import Callable
 from typing import Any, Final
 
 import h11
@@ -28,9 +29,25 @@ class _Protocol(asyncio.StreamReaderProtocol):
     def __init__(self, reader: asyncio.StreamReader, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(reader, loop=loop)
         self.lost = asyncio.Event()
+        self.stirred: Callable[[], None] | None = None
+
+    def _stir(self) -> None:
+        stirred, self.stirred = self.stirred, None
+        if stirred is not None:
+            stirred()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._stir()
+
+    def eof_received(self) -> bool | None:
+        go_on = super().eof_received()
+        self._stir()
+        return go_on
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost.set()
+        self._stir()
         super().connection_lost(exc)
 
 
@@ -84,6 +101,11 @@ class Link:
     def ended(self) -> bool:
         """Nothing will come any more."""
         return self._reader.at_eof() or self._protocol.lost.is_set()
+
+    def rest(self, stirred: Callable[[], None] | None) -> None:
+        """Nobody reads here now: `stirred` is called once when something comes all the same, or the connection ends.
+        None: it is read again."""
+        self._protocol.stirred = stirred
 
     def end_writing(self) -> bool:
         """Says that nothing more will be sent. False where there is no such thing: in TLS."""

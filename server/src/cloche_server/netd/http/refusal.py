@@ -8,6 +8,7 @@ from typing import Final
 
 import h11
 
+VIOLATION: Final = "network.secret_violation"
 _REASONS: Final = {
     400: b"Bad Request",
     403: b"Forbidden",
@@ -17,6 +18,7 @@ _REASONS: Final = {
     503: b"Service Unavailable",
     502: b"Bad Gateway",
     504: b"Gateway Timeout",
+    505: b"HTTP Version Not Supported",
 }
 
 
@@ -54,9 +56,38 @@ class Refusal(Exception):
         return [head, *([] if method == b"HEAD" else [h11.Data(data=body)]), h11.EndOfMessage()]
 
 
+#: How a connection of HTTP/2 begins, and the word of the log for it.
+PREFACE: Final = b"PRI * HTTP/2.0\r\n"
+HTTP2: Final = "http2"
+_SETTINGS: Final = bytes(3) + b"\x04" + bytes(5)
+_HTTP_1_1_REQUIRED: Final = 13
+
+
+def http2() -> Refusal:
+    sentence = "HTTP/2, and gRPC with it, is not spoken to names whose requests are read; use HTTP/1.1"
+    return Refusal(505, "network.bad_request", sentence, rule=HTTP2)
+
+
+def goaway(refusal: Refusal) -> bytes:
+    """The refusal in HTTP/2: settings, and that the connection ends because HTTP/1.1 is required."""
+    told = refusal.body()
+    head = (8 + len(told)).to_bytes(3, "big") + b"\x07" + bytes(5)
+    return _SETTINGS + head + bytes(4) + _HTTP_1_1_REQUIRED.to_bytes(4, "big") + told
+
+
+def upstream_tls(host: str, reason: str) -> Refusal:
+    """`reason`: the word of OpenSSL."""
+    if "CERTIFICATE_REQUIRED" in reason:
+        sentence = "the server wants a certificate of its client, and there is none to give; nothing was sent to it"
+        return Refusal(502, "network.upstream_failed", sentence, rule="client-certificate", host=host)
+    words = reason.lower().replace("_", " ")
+    sentence = f"the server does not speak TLS with us ({words}); perhaps it wants a certificate of its client"
+    return Refusal(502, "network.upstream_failed", sentence, rule="upstream-tls", host=host)
+
+
 def violation(secret: str, host: str, sentence: str) -> Refusal:
     """A placeholder where it must not be."""
-    return Refusal(403, "network.secret_violation", sentence, rule="violation", host=host, secret=secret)
+    return Refusal(403, VIOLATION, sentence, rule="violation", host=host, secret=secret)
 
 
 def unusable(secret: str, host: str, sentence: str) -> Refusal:

@@ -18,6 +18,8 @@ MAX_LEAVES: Final = 1024
 #: A certificate is made anew after a day (seconds); it is valid for a month.
 LEAF_SECONDS: Final = 86400.0
 _ALPN: Final = ["http/1.1"]
+#: Programs that speak nothing but HTTP/2 get it, to be told in their own words that it is not spoken here.
+_ALPN_TO_GUESTS: Final = ["http/1.1", "h2"]
 
 
 @dataclass(slots=True)
@@ -38,6 +40,10 @@ class Leaves:
 
     async def context(self, authority: KeyPair, name: str) -> ssl.SSLContext:
         """Made once, on a thread, however many ask. Raises ValueError when the name cannot be in a certificate."""
+        # Whoever is cancelled meanwhile must not take it from the others.
+        return await asyncio.shield(self._leaf(authority, name).context)
+
+    def _leaf(self, authority: KeyPair, name: str) -> _Leaf:
         key = (hashlib.sha256(authority.certificate_pem + authority.key_pem).digest(), name)
         leaf = self._leaves.get(key)
         now = self._now()
@@ -48,8 +54,11 @@ class Leaves:
             while len(self._leaves) > MAX_LEAVES:
                 self._leaves.popitem(last=False)
         self._leaves.move_to_end(key)
-        # Whoever is cancelled meanwhile must not take it from the others.
-        return await asyncio.shield(leaf.context)
+        return leaf
+
+    def prepare(self, authority: KeyPair, name: str) -> None:
+        """Makes the context of a name ahead. A name that cannot be in a certificate is told when it is asked for."""
+        self._leaf(authority, name).context.add_done_callback(_failed)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -61,7 +70,7 @@ def _failed(future: asyncio.Future[Any]) -> bool:
 
 def _make(authority: KeyPair, name: str, now: float) -> ssl.SSLContext:
     context = server_context(issue(authority, name, now))
-    context.set_alpn_protocols(_ALPN)
+    context.set_alpn_protocols(_ALPN_TO_GUESTS)
 
     def same_name(_tls: Any, given: str | None, _context: ssl.SSLContext) -> int | None:
         # It was peeked at before; a second hello of the same handshake could say something else.
