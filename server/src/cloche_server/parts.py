@@ -133,7 +133,9 @@ class Parts:
         self.budgets.on_event = self._told
         self.spending = BudgetVerbs(meters, self.budgets, self.meters, access, supervisor, clock)
         self.keeper = TemplateKeeper(self.catalog, self.snapshots, self.store, self.pools)
-        self.dialer = SandboxDialer(access, supervisor, clock, settings.preview_connections)
+        self.dialer = SandboxDialer(
+            access, supervisor, clock, settings.preview_connections, settings.preview_workspace_connections
+        )
         if isinstance(network := self.machines.network, Networks):
             self.dialer.shortcut = Shortcuts(SlotReach(network.slots), supervisor, clock).dial
         usual = PortAccess(settings.preview_access)
