@@ -185,17 +185,9 @@ class Settings:
         high=1_000_000,
     )
     open_requests_per_workspace: int = _setting(
-        2000,
-        "Most requests of a workspace that may be open at once, streams included; 0 = no limit.",
-        low=0,
-        high=1_000_000,
+        2000, "Most requests of a workspace that are open at once, streams included; 0 = no limit.", low=0, high=10**6
     )
-    open_requests_per_sandbox: int = _setting(
-        500,
-        "Most requests to one sandbox that may be open at once, streams included; 0 = no limit.",
-        low=0,
-        high=1_000_000,
-    )
+    open_requests_per_sandbox: int = _setting(500, "The same for one sandbox; 0 = no limit.", low=0, high=10**6)
     max_json_kb: int = _setting(
         1024, "Largest JSON body of a request, but those of commands, in KiB.", low=16, high=65536
     )
@@ -237,19 +229,11 @@ class Settings:
         choices=("public", "token"),
     )
     preview_connections: int = _setting(200, "Most connections to ports of one sandbox at once.", low=1, high=500)
-    preview_workspace_connections: int = _setting(
-        1000, "Most connections to ports of all sandboxes of a workspace at once.", low=1, high=4000
-    )
-    preview_requests_per_minute: int = _setting(
-        30_000, "Requests to ports of one sandbox in a minute, on average; 0 = no limit.", low=0, high=10_000_000
-    )
-    preview_requests_burst: int = _setting(3000, "Requests to ports of one sandbox at once.", low=1, high=1_000_000)
+    preview_workspace_connections: int = _setting(1000, "The same for a whole workspace.", low=1, high=4000)
+    preview_requests_per_minute: int = _setting(30_000, "Requests to one sandbox; 0 = no limit.", low=0, high=10**7)
+    preview_requests_burst: int = _setting(3000, "Requests to one sandbox at once.", low=1, high=10**6)
     preview_failures_per_minute: int = _setting(
-        30,
-        "Tokens and passwords that are wrong, from one address at one sandbox, that are looked at in a minute; "
-        "0 = all.",
-        low=0,
-        high=1_000_000,
+        30, "Wrong tokens and passwords from one address at one sandbox; 0 = no limit.", low=0, high=10**6
     )
     preview_timeout: float = _setting(
         300.0, "How long a server in a sandbox may take until its answer begins.", low=1, high=86400
