@@ -23,6 +23,7 @@ from cloche_server.core.lifecycle import Status
 from cloche_server.core.previews import PortAccess, PortRule, PreviewBase
 from cloche_server.core.records import ExecDefaults, Isolation, Resources, Sandbox
 from cloche_server.gateway.admission import Gate
+from cloche_server.gateway.brakes import Brakes
 from cloche_server.gateway.gateway import Gateway, Limits
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.sockets import connect_tcp
@@ -94,7 +95,7 @@ def run_gateway(listener: socket.socket, port: int) -> None:
     async def serve() -> None:
         stub: Any = Stub(port)
         base = PreviewBase("http", "localhost", listener.getsockname()[1])
-        gate = Gate(stub, stub, stub, SystemClock())
+        gate = Gate(stub, stub, stub, SystemClock(), Brakes(0, 0, 0))
         await Gateway(stub, gate, stub, SystemClock(), Limits(), base).run(listener, None, 0.1)
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -54,6 +54,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.say(bytes(int(self.path[4:])))
         else:
             seen = {"path": self.path, "headers": dict(self.headers), "port": self.server.server_port}
+            seen["peer"] = self.client_address[0]
             self.say(json.dumps(seen).encode())
     def do_POST(self):
         left, digest = int(self.headers["Content-Length"]), hashlib.sha256()
@@ -125,6 +126,26 @@ def test_wherever_it_listens(api: Api, served: Box, port: int) -> None:
     assert (seen["port"], seen["path"]) == (port, "/a%2Fb//c?x=%20")
     assert seen["headers"]["Host"] == preview.parts.netloc
     assert seen["headers"]["X-Forwarded-Proto"] == "http"
+
+
+def test_which_way_leads_where(api: Api, served: Box) -> None:
+    """Through the card to what listens on all addresses, by the agent to loopback."""
+    peers = {3001: "127.0.0.1", 3002: "::1", 3003: "192.168.127.1", 80: "::ffff:192.168.127.1"}
+    for port, peer in peers.items():
+        assert Preview(api, served, port).http.get("/").json()["peer"] == peer, port
+
+
+def test_what_is_open_through_the_card_ends_with_the_state(api: Api, served: Box) -> None:
+    for verb in ("pause", "hibernate"):
+        with Preview(api, served, 3003).upgrade() as sock:
+            sock.settimeout(60)
+            sock.sendall(b"x")
+            assert sock.recv(1) == b"x"
+            api.call("POST", f"{served.path}/{verb}")
+            with pytest.raises(ConnectionResetError):
+                assert sock.recv(1) != b""
+        if verb == "pause":
+            api.call("POST", f"{served.path}/resume")
 
 
 def test_what_listens_is_listed(api: Api, served: Box) -> None:

@@ -44,6 +44,7 @@ from cloche_server.app.runs import Runs
 from cloche_server.app.secrets import Secrets
 from cloche_server.app.selftest import SelfTests
 from cloche_server.app.services import Services
+from cloche_server.app.shortcuts import Shortcuts
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.stop import StopVerbs
@@ -62,6 +63,8 @@ from cloche_server.host.append import AppendLog
 from cloche_server.host.clock import SystemClock
 from cloche_server.host.machine import cpu_count
 from cloche_server.host.outbound import Sender
+from cloche_server.network.networks import Networks
+from cloche_server.network.reach import SlotReach
 from cloche_server.settings import Settings
 from cloche_server.storage.layers import Layers
 from cloche_server.storage.snapshots import SnapshotCatalog
@@ -136,7 +139,11 @@ class Parts:
         self.budgets.on_event = self._told
         self.spending = BudgetVerbs(meters, self.budgets, self.meters, access, supervisor, clock)
         self.keeper = TemplateKeeper(self.catalog, self.snapshots, self.store, self.pools)
-        self.dialer = SandboxDialer(access, supervisor, clock, settings.preview_connections)
+        self.dialer = SandboxDialer(
+            access, supervisor, clock, settings.preview_connections, settings.preview_workspace_connections
+        )
+        if isinstance(network := self.machines.network, Networks):
+            self.dialer.shortcut = Shortcuts(SlotReach(network.slots), supervisor, clock).dial
         usual = PortAccess(settings.preview_access)
         self.ports = Ports(access, PortStore(database), clock, self._preview[0], usual, self._preview[1])
         self.idempotency = IdempotencyStore(database)

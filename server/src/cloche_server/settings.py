@@ -190,6 +190,10 @@ class Settings:
         low=0,
         high=1_000_000,
     )
+    open_requests_per_workspace: int = _setting(
+        2000, "Most requests of a workspace that are open at once, streams included; 0 = no limit.", low=0, high=10**6
+    )
+    open_requests_per_sandbox: int = _setting(500, "The same for one sandbox; 0 = no limit.", low=0, high=10**6)
     max_json_kb: int = _setting(
         1024, "Largest JSON body of a request, but those of commands, in KiB.", low=16, high=65536
     )
@@ -231,6 +235,12 @@ class Settings:
         choices=("public", "token"),
     )
     preview_connections: int = _setting(200, "Most connections to ports of one sandbox at once.", low=1, high=500)
+    preview_workspace_connections: int = _setting(1000, "The same for a whole workspace.", low=1, high=4000)
+    preview_requests_per_minute: int = _setting(30_000, "Requests to one sandbox; 0 = no limit.", low=0, high=10**7)
+    preview_requests_burst: int = _setting(3000, "Requests to one sandbox at once.", low=1, high=10**6)
+    preview_failures_per_minute: int = _setting(
+        30, "Wrong tokens and passwords from one address at one sandbox; 0 = no limit.", low=0, high=10**6
+    )
     preview_timeout: float = _setting(
         300.0, "How long a server in a sandbox may take until its answer begins.", low=1, high=86400
     )

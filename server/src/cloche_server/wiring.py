@@ -23,6 +23,7 @@ from cloche_server.engine.qemu.probe import choose_accel, probe_qemu
 from cloche_server.engine.qemu.wall import Wall, find_root, find_tool_root, prove
 from cloche_server.gateway import http2
 from cloche_server.gateway.admission import Gate
+from cloche_server.gateway.brakes import Brakes
 from cloche_server.gateway.gateway import Gateway, Limits
 from cloche_server.gateway.tunnel import tunnel
 from cloche_server.host import cgroups, files
@@ -211,10 +212,15 @@ def preview_key(data: Path) -> bytes:
 
 def build_gateway(settings: Settings, services: Services, dialer: SandboxDialer, base: PreviewBase | None) -> Gateway:
     """From clients to ports of guests."""
-    gate = Gate(services.ports, dialer, ApiCallers(services.tokens), services.clock)
+    brakes = Brakes(
+        settings.preview_requests_per_minute, settings.preview_requests_burst, settings.preview_failures_per_minute
+    )
+    gate = Gate(services.ports, dialer, ApiCallers(services.tokens), services.clock, brakes)
     limits = Limits(settings.preview_timeout, settings.preview_idle_timeout)
     gateway = Gateway(dialer, gate, services.ports, services.clock, limits, base)
     gateway.tunnel = tunnel
+    if services.audit is not None:
+        gateway.audit = services.audit.record
     gateway.http2 = http2.serve
     return gateway
 

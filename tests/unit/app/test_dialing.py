@@ -53,7 +53,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> list[Stream]:
 
 @pytest.fixture
 def dialer(host: Host) -> SandboxDialer:
-    return SandboxDialer(host.access, host.supervisor, host.clock, 2)
+    return SandboxDialer(host.access, host.supervisor, host.clock, 2, 3)
 
 
 async def made(host: Host, **options: Any) -> Entry:
@@ -101,6 +101,18 @@ async def test_no_more_than_the_limit(host: Host, dialer: SandboxDialer, streams
     with pytest.raises(ClocheError):
         await dialer.dial("w", entry.record.id, 1)
     assert entry.open_streams == 2, "what was refused is not open"
+
+
+async def test_no_more_than_the_limit_of_a_workspace(host: Host, dialer: SandboxDialer, streams: list[Stream]) -> None:
+    first, second = await made(host), await made(host)
+    open_ = [await dialer.dial("w", one.record.id, 3000) for one in (first, first, second)]
+    with pytest.raises(ClocheError) as caught:
+        await dialer.dial("w", second.record.id, 3000)
+    assert (caught.value.code, caught.value.details["limit"]) == ("request.rate_limited", 3)
+    for stream in open_:
+        stream.close()
+    assert dialer._of_workspace == {}
+    (await dialer.dial("w", second.record.id, 3000)).close()
 
 
 async def test_a_failed_dial_is_not_open(host: Host, dialer: SandboxDialer, streams: list[Stream]) -> None:

@@ -21,6 +21,7 @@ from cloche_server.core.records import ExecDefaults, Isolation, Resources, Sandb
 from cloche_server.core.streams import ByteStream
 from cloche_server.gateway import gateway as gateway_module
 from cloche_server.gateway.admission import Gate
+from cloche_server.gateway.brakes import Brakes
 from cloche_server.gateway.gateway import Gateway, Limits
 from cloche_server.guest.types import ListeningPort
 from cloche_server.host.clock import SystemClock
@@ -88,7 +89,7 @@ class World:
 
     async def owner(self, token: str, sandbox_id: str) -> Owner | None:
         found = {OWNER: "w", STRANGER: "elsewhere"}.get(token)
-        return None if found is None else Owner(found, contextlib.nullcontext)
+        return None if found is None else Owner(found, f"prefix-{found}", contextlib.nullcontext)
 
 
 class _Dialed:
@@ -256,7 +257,11 @@ def ok(body: bytes, *headers: bytes) -> bytes:
 
 @contextlib.asynccontextmanager
 async def site(
-    folder: Path, limits: Limits | None = None, usual: PortAccess = PortAccess.PUBLIC, tls: ssl.SSLContext | None = None
+    folder: Path,
+    limits: Limits | None = None,
+    usual: PortAccess = PortAccess.PUBLIC,
+    tls: ssl.SSLContext | None = None,
+    brakes: Brakes | None = None,
 ) -> AsyncIterator[Site]:
     database = Database(folder / "gateway.db")
     await database.open()
@@ -270,7 +275,8 @@ async def site(
     access: Any = _Access(world)
     base = PreviewBase("http" if tls is None else "https", "localhost", port)
     ports = Ports(access, PortStore(database), SystemClock(), b"k" * 32, usual, base)
-    gateway = Gateway(world, Gate(ports, world, world, SystemClock()), ports, SystemClock(), limits or Limits(), base)
+    gate = Gate(ports, world, world, SystemClock(), brakes or Brakes(0, 0, 0))
+    gateway = Gateway(world, gate, ports, SystemClock(), limits or Limits(), base)
     crashes: list[str] = []
     gateway_module._log = _Log(crashes)
     running = asyncio.ensure_future(gateway.run(listener, tls, 0.2))

@@ -27,6 +27,7 @@ from cloche_server.api.guards import (
     limit_headers,
     too_fast,
 )
+from cloche_server.api.open_calls import OpenCalls
 from cloche_server.api.respond import ClientGone
 from cloche_server.api.sse import SseEvent
 from cloche_server.app.audit import AuditEntry
@@ -82,6 +83,8 @@ class RequestMiddleware:
         self._hosts = Hosts(services.settings)
         self._origins = Origins(services.settings)
         self._limits = RateLimits(services.settings)
+        settings = services.settings
+        self._open = OpenCalls(settings.open_requests_per_workspace, settings.open_requests_per_sandbox)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -136,7 +139,8 @@ class RequestMiddleware:
         call = calls.begin(token)
         scope["cloche.call"] = call
         try:
-            await self._app(scope, receive, answer.send)
+            with self._open.enter(token.workspace, scope["method"], scope["path"]):
+                await self._app(scope, receive, answer.send)
         finally:
             calls.finish(call)
 

@@ -20,6 +20,8 @@ class Owner:
     """Whose token it is. `hold` is entered around what is done by it: that is cut off when the token ends."""
 
     workspace: str
+    #: What tells the token apart, and is no secret.
+    prefix: str
     hold: Callable[[], AbstractContextManager[None]]
 
 
@@ -37,7 +39,7 @@ class ApiCallers:
             raise forbidden(found)
         if found.sandbox_id not in (None, sandbox_id):
             raise not_found("with this id")
-        return Owner(found.workspace, lambda: self._hold(found))
+        return Owner(found.workspace, found.prefix, lambda: self._hold(found))
 
     @contextlib.contextmanager
     def _hold(self, token: TokenInfo) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, Protocol
 
@@ -25,14 +26,16 @@ class GuestDialer(Protocol):
         """A connection to a TCP port of a sandbox; without `workspace`, of whosever it is. One that sleeps wakes first.
 
         Close it: until then the sandbox is not idle. Raises `sandbox.not_found`, `port.closed`, `port.timeout`,
-        `sandbox.busy`, and what any call of a sandbox raises.
+        `sandbox.busy`, `request.rate_limited`, and what any call of a sandbox raises.
         """
 
 
 class SandboxDialer:
-    """`limit`: connections of one sandbox at once."""
+    """`limit`: connections of one sandbox at once; `together`: of all of a workspace."""
 
-    def __init__(self, access: Access, supervisor: Supervisor, clock: Clock, limit: int) -> None:
+    def __init__(self, access: Access, supervisor: Supervisor, clock: Clock, limit: int, together: int) -> None:
+        self._together = together
+        self._of_workspace: Counter[str] = Counter()
         self._access = access
         self._supervisor = supervisor
         self._clock = clock
@@ -61,7 +64,15 @@ class SandboxDialer:
                 details={"limit": self._limit},
                 retry_after=1,
             )
+        if self._of_workspace[owner] >= self._together:
+            raise ClocheError(
+                "request.rate_limited",
+                f"{self._together} connections lead into sandboxes of this workspace already, which is the limit",
+                details={"limit": self._together},
+                retry_after=1,
+            )
         entry.open_streams += 1
+        self._of_workspace[owner] += 1
         try:
             found = await self.shortcut(entry, port) if self.shortcut is not None else None
             if found is None:
@@ -73,6 +84,9 @@ class SandboxDialer:
 
     def _leave(self, entry: Entry) -> None:
         entry.open_streams -= 1
+        self._of_workspace[entry.record.workspace] -= 1
+        if not self._of_workspace[entry.record.workspace]:
+            del self._of_workspace[entry.record.workspace]
         entry.last_activity = self._clock.monotonic()
 
 

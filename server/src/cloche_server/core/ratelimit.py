@@ -40,16 +40,25 @@ class RateLimiter:
     def __len__(self) -> int:
         return len(self._full_at)
 
+    def look(self, key: str, now: float) -> Verdict:
+        """What `take` would say; nothing is counted."""
+        return self._verdict(key, now)[0]
+
     def take(self, key: str, now: float) -> Verdict:
         """Counts one call at `now` (seconds of a clock that never jumps); a refused one is not counted."""
+        verdict, full_at = self._verdict(key, now)
+        if verdict.allowed:
+            self._full_at[key] = full_at
+            self._full_at.move_to_end(key)
+            while len(self._full_at) > self._max_keys:
+                self._full_at.popitem(last=False)
+        return verdict
+
+    def _verdict(self, key: str, now: float) -> tuple[Verdict, float]:
         full_at = max(now, self._full_at.get(key, now)) + self._interval
         over = full_at - now - self._interval * self._burst
         # A nanosecond of grace: sums of floats are not exact, and the last call of a burst is one of it.
         if over > 1e-9:
             left = full_at - self._interval - now
-            return Verdict(self._burst, 0, math.ceil(left), max(1, math.ceil(over)))
-        self._full_at[key] = full_at
-        self._full_at.move_to_end(key)
-        while len(self._full_at) > self._max_keys:
-            self._full_at.popitem(last=False)
-        return Verdict(self._burst, int(-over / self._interval + 1e-9), math.ceil(full_at - now), 0)
+            return Verdict(self._burst, 0, math.ceil(left), max(1, math.ceil(over))), full_at
+        return Verdict(self._burst, int(-over / self._interval + 1e-9), math.ceil(full_at - now), 0), full_at

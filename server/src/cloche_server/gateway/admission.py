@@ -24,6 +24,7 @@ from cloche_server.core.previews import (
     path_allowed,
 )
 from cloche_server.core.records import Sandbox
+from cloche_server.gateway.brakes import Brakes
 from cloche_server.gateway.exchange import Exchange
 from cloche_server.gateway.headers import bearer, cookie_tokens, query_tokens, wants_page, without_query
 from cloche_server.gateway.routes import Route, Way
@@ -33,6 +34,8 @@ from cloche_server.host.clock import Clock, random_bytes
 _KNOWN_MAX: Final = 1024
 #: Checks of passwords at once: guessing must not take the processors of the host.
 _CHECKS: Final = 2
+#: What is said of a token or password that opens nothing.
+_WRONG: Final = frozenset({"preview.unauthorized", "auth.invalid_token"})
 
 
 class Callers(Protocol):
@@ -64,7 +67,8 @@ class Grant:
 
 
 class Gate:
-    def __init__(self, ports: Ports, records: Records, callers: Callers, clock: Clock) -> None:
+    def __init__(self, ports: Ports, records: Records, callers: Callers, clock: Clock, brakes: Brakes) -> None:
+        self._brakes = brakes
         self._ports = ports
         self._records = records
         self._callers = callers
@@ -74,7 +78,18 @@ class Gate:
         self._checks = asyncio.Semaphore(_CHECKS)
 
     async def admit(self, exchange: Exchange, route: Route, scheme: str) -> Grant:
-        """Raises `sandbox.not_found`, `auth.*`, `preview.unauthorized`, `preview.path_forbidden`."""
+        """Raises `sandbox.not_found`, `auth.*`, `preview.unauthorized`, `preview.path_forbidden`,
+        `request.rate_limited`."""
+        try:
+            grant = await self._admit(exchange, route, scheme)
+        except ClocheError as error:
+            if error.code in _WRONG and _tried(exchange.head, route):
+                self._brakes.wrong(route.sandbox_id, exchange.client, self._clock.monotonic())
+            raise
+        self._brakes.request(grant.record.id, self._clock.monotonic())
+        return grant
+
+    async def _admit(self, exchange: Exchange, route: Route, scheme: str) -> Grant:
         if route.way in {Way.API, Way.TUNNEL}:
             return await self._by_api(exchange.head, route)
         if route.way is Way.TOKEN:
@@ -89,7 +104,7 @@ class Gate:
         rule = self._ports.rule_of(record, route.port)
         if rule.access is PortAccess.PUBLIC:
             return Grant(record, rule, route)
-        if rule.access is PortAccess.BASIC and await self._knows_password(exchange.head, rule):
+        if rule.access is PortAccess.BASIC and await self._knows_password(exchange, rule):
             return Grant(record, rule, route, by_authorization=True)
         return await self._by_token(exchange, record, rule, route, scheme)
 
@@ -132,8 +147,8 @@ class Gate:
             return None
         return found if found is not None and found.workspace == record.workspace else None
 
-    async def _knows_password(self, head: RequestHead, rule: PortRule) -> bool:
-        sent = head.all(b"authorization")
+    async def _knows_password(self, exchange: Exchange, rule: PortRule) -> bool:
+        sent = exchange.head.all(b"authorization")
         given = _basic(sent[0]) if len(sent) == 1 else None
         if given is None or rule.username is None or rule.password is None:
             return False
@@ -144,12 +159,19 @@ class Gate:
         if key in self._known:
             return True
         async with self._checks:
+            # Here, so that guesses that were sent all at once do not all get a slow check.
+            self._brakes.check_guess(rule.sandbox_id, exchange.client, self._clock.monotonic())
             right = await asyncio.to_thread(check_password, rule.password, password)
         if right:
             if len(self._known) >= _KNOWN_MAX:
                 self._known.clear()
             self._known.add(key)
         return right
+
+
+def _tried(head: RequestHead, route: Route) -> bool:
+    """Something was sent that might have opened it; who comes with nothing has guessed nothing."""
+    return route.way is Way.TOKEN or bool(head.all(b"authorization") or _candidates(head, route))
 
 
 def _candidates(head: RequestHead, route: Route) -> list[tuple[str, str]]:

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
+from cloche_server.app.audit import AuditEntry
 from cloche_server.app.dialing import GuestDialer
 from cloche_server.app.ports import Ports
 from cloche_server.core.errors import ClocheError
@@ -62,6 +63,8 @@ class Gateway:
         self.http2: Callable[[SocketStream, Callable[[Exchange], Awaitable[None]]], Awaitable[None]] | None = None
         #: Carries on what is to be a raw connection in a WebSocket; set once.
         self.tunnel: Callable[[Exchange, Grant, GuestDialer, Session], Awaitable[None]] | None = None
+        #: Takes what the audit log is to tell; set once, where one is kept.
+        self.audit: Callable[[AuditEntry], None] | None = None
         ports.on_change = self._sessions.revoke
 
     @property
@@ -178,13 +181,31 @@ class Gateway:
         try:
             async with self._sessions.open(grant.record.id, grant.route.port) as session:
                 with grant.owner.hold() if grant.owner is not None else contextlib.nullcontext():
-                    await self._under_way(exchange, grant, session)
+                    await self._under_way(exchange, grant, session, request_id)
         except TimeoutError:
             exchange.cut()
             return session.why if session is not None else "timeout"
         return None
 
-    async def _under_way(self, exchange: Exchange, grant: Grant, session: Session) -> None:
+    def _note(self, exchange: Exchange, grant: Grant, request_id: str) -> None:
+        """A tunnel reaches what HTTP does not, so that it was opened is kept; single requests are not."""
+        if self.audit is not None:
+            self.audit(
+                AuditEntry(
+                    at=self._clock.now(),
+                    request_id=request_id,
+                    token=grant.owner.prefix if grant.owner is not None else None,
+                    workspace=grant.record.workspace,
+                    method="GET",
+                    route="/v1/sandboxes/{sandbox_id}/tunnel/{port}",
+                    sandbox_id=grant.record.id,
+                    status=101,
+                    code=None,
+                    client=exchange.client,
+                )
+            )
+
+    async def _under_way(self, exchange: Exchange, grant: Grant, session: Session, request_id: str) -> None:
         exchange.watch(lambda: session.end("gone"))
         if grant.until is not None:
             session.ends_in(grant.until - self._clock.now())
@@ -192,6 +213,7 @@ class Gateway:
         if route.way is Way.TUNNEL:
             if self.tunnel is None or exchange.upgrade != b"websocket":
                 raise HttpError(400, "a tunnel is opened with a WebSocket")
+            self._note(exchange, grant, request_id)
             await self.tunnel(exchange, grant, self._dialer, session)
             return
         target, headers = to_guest(

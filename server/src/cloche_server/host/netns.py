@@ -165,3 +165,16 @@ def unbound() -> socket.socket:
         made.close()
         raise
     return made
+
+
+def outgoing(device: str) -> socket.socket:
+    """A stream socket of this thread's namespace that is not connected; what it sends leaves by `device` or not at all.
+    Raises OSError."""
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, device.encode())
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        made.close()
+        raise
+    return made
