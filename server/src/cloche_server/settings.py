@@ -397,25 +397,3 @@ def _check_network(settings: Settings) -> None:
                 ) from None
     if settings.network_proxy and not settings.network_proxy.startswith(("http://", "socks5://")):
         raise SettingsError("network_proxy begins with http:// or socks5://")  # never quoted: it may hold a password
-
-
-def reference() -> str:
-    """The reference page of all settings, as Markdown."""
-    lines = [
-        "# Settings",
-        "",
-        "Generated from `server/src/cloche_server/settings.py` by `scripts/docs`; do not edit.",
-        "",
-        "Precedence: flag, environment, TOML file (`CLOCHE_CONFIG`, else `/etc/cloche/cloche.toml`), default.",
-        "In the TOML file a setting has the name of the first column. Unknown names are refused.",
-        "",
-        "| setting | environment | flag of `serve` | default | allowed | meaning |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, declared in _fields().items():
-        low, high, choices = (declared.metadata[k] for k in ("low", "high", "choices"))
-        allowed = ", ".join(choices) if choices else (f"{low:g} to {high:g}" if low is not None else "")
-        default = "" if declared.default is None else declared.default
-        cells = [f"`{name}`", f"`{env_name(name)}`", f"`{flag_name(name)}`", f"`{default}`", allowed]
-        lines.append(f"| {' | '.join(cells)} | {declared.metadata['doc']} |")
-    return "\n".join(lines) + "\n"
