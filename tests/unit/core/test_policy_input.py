@@ -86,6 +86,7 @@ def rule(**fields: Any) -> dict[str, Any]:
         (rule(ports=80), "network.rules[0].ports"),
         (rule(protocol="icmp"), "network.rules[0].protocol"),
         (rule(protocol="udp", methods=["GET"]), "network.rules[0].protocol"),
+        (rule(protocol="udp", ports=[443]), "network.rules[0].protocol"),
         (rule(methods=["G T"]), "network.rules[0].methods"),
         (rule(paths=["x"]), "network.rules[0].paths"),
         (rule(paths=["/a*b"]), "network.rules[0].paths"),

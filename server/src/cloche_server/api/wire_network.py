@@ -32,7 +32,9 @@ class RuleBody(Wire):
     ports: Annotated[list[_Port | _Span], Field(max_length=64)] | None = Field(
         None, description="Ports or `from-to`. Default: with a domain 80 and 443, else all."
     )
-    protocol: Literal["tcp", "udp", "any"] | None = Field(None, description="Default: any.")
+    protocol: Literal["tcp", "udp", "any"] | None = Field(
+        None, description="Default: any. UDP is not carried, so a rule can deny it, and not allow it alone."
+    )
     methods: (
         Annotated[list[Annotated[str, StringConstraints(strict=True, max_length=32)]], Field(max_length=64)] | None
     ) = Field(None, description="HTTP methods; HTTPS is then read on the host, by a certificate of the workspace.")

@@ -102,6 +102,9 @@ def _rule(body: object, number: int, field: str) -> Rule:
     )
     if rule.reads_http and transport is Transport.UDP:
         _refuse(f"{field}.protocol", "a rule with methods or paths is about HTTP, which is not read over UDP")
+    if transport is Transport.UDP and rule.action is RuleAction.ALLOW:
+        # Taken and without effect it would be a promise that nobody keeps.
+        _refuse(f"{field}.protocol", "UDP is not carried, so no rule can allow it; name resolution works without one")
     return rule
 
 
