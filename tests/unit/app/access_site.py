@@ -15,6 +15,7 @@ import httpx
 import uvicorn
 from app_host import Crew, Host
 from archive_site import Site
+from run_kit import Guests, jobs_on, runs_on
 
 from cloche_server.api.app import bare_app, build_app
 from cloche_server.api.openapi import build_document
@@ -215,6 +216,7 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
     kept = Secrets(SecretStore(host.database), host.root.parent, None, host.clock, host.supervisor.journal)
     trust = Broker(kept, host.supervisor, host.machines.network)
     ports = Ports(host.access, PortStore(host.database), host.clock, b"k" * 32, PortAccess.PUBLIC, None)
+    runs = runs_on(host, Guests(), chosen)
     return Services(
         settings=chosen, clock=host.clock, isolation=Isolation(), access=host.access, creator=host.creator,
         creates=NamedCreates(host.creates, host.access, host.lifecycle), lifecycle=host.lifecycle, sleep=host.sleep,
@@ -225,9 +227,19 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
         tokens=Tokens(TokenStore(host.database), host.clock), meters=host.meters, budgets=host.spending,
         events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, ports=ports,
         network=NetworkVerbs(host.access, host.supervisor, host.machines.network, trust, host.groups),
-        selftests=SelfTests(host.access, host.machines, site.templates),
+        selftests=SelfTests(host.access, host.machines, site.templates), runs=runs,
+        run_jobs=jobs_on(host, runs, group),
         audit=None if audit is None else Audit(AppendLog(audit, 1 << 20, 2)),
     )  # fmt: skip
+
+
+async def _done(client: httpx.AsyncClient, run: str) -> None:
+    """So that it changes nothing any more."""
+    for _ in range(2000):
+        if (await client.get(f"/v1/run/{run}")).json()["state"] == "done":
+            return
+        await asyncio.sleep(0.002)
+    raise AssertionError
 
 
 async def furnish(site: AccessSite, templates: Site, what: Belongings) -> None:
@@ -249,6 +261,10 @@ async def furnish(site: AccessSite, templates: Site, what: Belongings) -> None:
         place["tokens"] = await made("tokens", scope="read")
         place["secrets"] = f"{'made' if place is what.ids else 'gone'}-by-{what.workspace}"
         assert (await client.put(f"/v1/secrets/{place['secrets']}", json={"value": "v"})).status_code in {200, 201}
+        run = await client.post("/v1/run", json={"language": "python", "source": "", "wait": False})
+        assert run.status_code == 202
+        place["run"] = run.json()["id"]
+        await _done(client, place["run"])
     for name, value in what.gone.items():
         assert (await client.delete(f"/v1/{name}/{value}")).status_code == 204
     what.ids["templates"] = f"made-by-{what.workspace}"
@@ -272,6 +288,8 @@ async def build(host: Host, crew: Crew, templates: Site, chosen: Settings, audit
             setattr(site, name, what)
         yield site
         await services.webhooks.close()
+        await services.run_jobs.close()
+        await services.runs.close()
         if services.audit is not None:
             await services.audit.close()
 
