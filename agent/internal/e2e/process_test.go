@@ -151,6 +151,11 @@ func TestTerminal(t *testing.T) {
 		if info.Stdin != "pty" || info.PTY == nil || *info.PTY != (proc.Size{Cols: 132, Rows: 50}) {
 			t.Errorf("got %+v", info)
 		}
+		a.call("POST", "/v1/exec/"+id+"/signal", fields{"signal": "KILL", "target": "tree"}, &[]byte{})
+		a.end(id)
+		// A shell that waits for a short child would not always end of it.
+		id = a.begin(fields{"pty": fields{"cols": 80, "rows": 24}, "shell": "echo up; exec sleep 100"})
+		a.shows(id, "up")
 		a.send(id, []byte("\x03"), "")
 		if r := a.end(id); r.Exit.ExitCode != 130 {
 			t.Errorf("Ctrl-C: %+v", r.Exit)
@@ -164,7 +169,7 @@ func TestTerminal(t *testing.T) {
 func TestLoginShellInATerminal(t *testing.T) {
 	a := start(t)
 	id := a.begin(fields{"pty": fields{"cols": 80, "rows": 24}, "env": fields{"PS1": "$ ", "TERM": "dumb"}})
-	a.send(id, []byte("echo \"<$0 $TERM>\"\nsh -c 'echo go-$((40+1)); sleep 100'\n"), "")
+	a.send(id, []byte("echo \"<$0 $TERM>\"\nsh -c 'echo go-$((40+1)); exec sleep 100'\n"), "")
 	a.shows(id, "go-41")
 	if got := a.seen(id); !strings.Contains(got, "<-") {
 		t.Errorf("it is no login shell: %q", got)

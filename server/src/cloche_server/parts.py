@@ -34,6 +34,7 @@ from cloche_server.app.names import NamedCreates
 from cloche_server.app.network import NetworkVerbs
 from cloche_server.app.pools import Pools
 from cloche_server.app.ports import Ports
+from cloche_server.app.processes import Processes
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.reconcile import Reconciler, Report
 from cloche_server.app.restore import Restores
@@ -47,6 +48,7 @@ from cloche_server.app.stop import StopVerbs
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.app.template_keeper import TemplateKeeper
 from cloche_server.app.templates import Templates
+from cloche_server.app.terminal import Terminals
 from cloche_server.app.tokens import Tokens
 from cloche_server.app.upkeep import Upkeep
 from cloche_server.app.webhooks import Webhooks
@@ -152,6 +154,7 @@ class Parts:
     def _services(self, database: Database) -> Services:
         settings, clock, access, supervisor = self._settings, self._clock, self.access, self.supervisor
         machines, catalog, snapshots, creator = self.machines, self.catalog, self.snapshots, self.creator
+        processes = Processes(access)
         return Services(
             settings=settings,
             clock=clock,
@@ -169,6 +172,8 @@ class Parts:
             exporter=Exporter(machines, catalog, snapshots),
             importer=Importer(settings, machines, catalog, snapshots, clock),
             execs=Execs(access),
+            processes=processes,
+            terminals=Terminals(processes),
             files=Files(access),
             consoles=Consoles(access, settings.data / "sandboxes"),
             templates=Templates(catalog, self.keeper),

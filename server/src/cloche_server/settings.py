@@ -147,6 +147,12 @@ class Settings:
     )
     exec_default_timeout: int = _setting(3600, "Timeout of a command when the caller names none.", low=1, high=31536000)
     exec_max_timeout: int = _setting(86400, "Longest timeout of a command.", low=1, high=31536000)
+    terminal_linger: int = _setting(
+        600,
+        "How long the shell of a terminal lives on when its client has gone, unless the client says how long.",
+        low=1,
+        high=604800,
+    )
     max_import_mb: int = _setting(
         0,
         "Largest archive that may be imported, unpacked; 0 refuses all imports: whoever made an archive is trusted "

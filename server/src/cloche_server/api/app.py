@@ -11,6 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Scope
+from starlette.websockets import WebSocket
 
 from cloche_server import __version__
 from cloche_server.api.errors import error_response, internal_error
@@ -25,12 +26,14 @@ from cloche_server.api.routes import (
     lineage,
     network,
     ports,
+    processes,
     sandboxes,
     secrets,
     selftest,
     service,
     snapshots,
     templates,
+    terminal,
     tokens,
     usage,
     webhooks,
@@ -78,6 +81,8 @@ def bare_app() -> FastAPI:
     # Routes that exist but answer 501 stand before `/templates/{name}`, which would take their place.
     for router in (
         exec_routes.router,
+        processes.router,
+        terminal.router,
         files.router,
         sandboxes.router,
         usage.router,
@@ -113,7 +118,10 @@ def _add_errors(app: FastAPI) -> None:
     async def cloche_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ClocheError)
         request.scope["cloche.code"] = error.code
-        return error_response(error, request.scope["cloche.request_id"])
+        answer = error_response(error, request.scope["cloche.request_id"])
+        if isinstance(request, WebSocket):  # which is not open yet: the answer is sent instead of opening it
+            await request.send_denial_response(answer)
+        return answer
 
     async def validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
