@@ -175,8 +175,8 @@ func TestLoginShellInATerminal(t *testing.T) {
 		t.Errorf("it is no login shell: %q", got)
 	}
 	a.send(id, []byte("\x1a"), "") // Ctrl-Z, and back into the shell
-	a.shows(id, "Stopped")
-	a.send(id, []byte("kill -9 %1; wait; echo still-$((40+2)); exit 7\n"), "")
+	a.shows(id, "Stopped")         // and so it has to be told twice to end
+	a.send(id, []byte("kill -9 %1; echo still-$((40+2)); exit 7\nexit 7\n"), "")
 	if r := a.end(id); r.Exit.ExitCode != 7 || !strings.Contains(string(r.Stdout), "still-42") {
 		t.Errorf("%q %+v", r.Stdout, r.Exit)
 	}

@@ -142,7 +142,7 @@ class RequestMiddleware:
                 await answer.refuse(call.ended, scope, receive)
             else:
                 problem = "server.shutting_down"
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - nobody above would tell the client
             problem = "internal"
             _log.exception("request.crashed", request_id=request_id, error=repr(error))
             await answer.refuse(internal_error(), scope, receive)
