@@ -47,7 +47,7 @@ class Socket:
         headers = [] if token is None else [(b"Authorization", f"Bearer {token}".encode())]
         self._send(Request(host=parts.netloc, target=path, extra_headers=headers, subprotocols=list(protocols)))
         while not self._open:
-            if not self._read():
+            if not self._read() and not self._open:
                 raise Refused(self._status, self._body)
 
     def __enter__(self) -> Self:

@@ -88,11 +88,11 @@ def test_offsets_and_the_whole_tree(procs: Procs) -> None:
     assert procs.raw(one, stream="stderr") == b"err\n"
     listed = procs.api.call("GET", f"{procs.root}/processes", params={"all": "true"})
     mine = [found["command"] for found in listed["guest"] if found.get("process_id") == one]
-    until(lambda: procs.box.exec("pgrep -fc 'sleep [3]21'").stdout.strip() == "2")
+    until(lambda: procs.box.exec("pgrep -fcx 'sleep 321'").stdout.strip() == "2")
     assert mine and not listed["truncated"]
     procs.call("POST", one, "/signal", json={"signal": "TERM", "target": "tree"})
     assert procs.call("GET", one, "/wait")["termination"]["signal"] == "SIGTERM"
-    until(lambda: procs.box.exec("pgrep -fc 'sleep [3]21'").stdout.strip() == "0")
+    until(lambda: procs.box.exec("pgrep -fcx 'sleep 321'").stdout.strip() == "0")
 
 
 def test_a_terminal_and_its_client_who_comes_back(procs: Procs) -> None:
@@ -124,13 +124,13 @@ def test_a_terminal_and_its_client_who_comes_back(procs: Procs) -> None:
 def test_a_shell_that_ends_with_its_connection(procs: Procs) -> None:
     with procs.socket("/ssh?rows=24&cols=80") as shell:
         shell.type(b"sleep 4242\n")
-        until(lambda: procs.box.exec("pgrep -fc 'sleep [4]242'").stdout.strip() == "1")
+        until(lambda: procs.box.exec("pgrep -fcx 'sleep 4242'").stdout.strip() == "1")
         assert shell.texts == []
     with procs.socket("/exec/pty") as other:
         other.tell({"stdin": "exit 3\n"})
         other.end()
         assert other.texts[-1] == {"exit": 3}
-    until(lambda: procs.box.exec("pgrep -fc 'sleep [4]242'").stdout.strip() == "0", 60, every=0.5)
+    until(lambda: procs.box.exec("pgrep -fcx 'sleep 4242'").stdout.strip() == "0", 60, every=0.5)
 
 
 def test_what_a_fork_has_and_a_stop_takes_away(procs: Procs) -> None:

@@ -11,7 +11,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 from starlette.types import ASGIApp, Scope
-from starlette.websockets import WebSocket
 
 from cloche_server import __version__
 from cloche_server.api.errors import error_response, internal_error
@@ -118,10 +117,7 @@ def _add_errors(app: FastAPI) -> None:
     async def cloche_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, ClocheError)
         request.scope["cloche.code"] = error.code
-        answer = error_response(error, request.scope["cloche.request_id"])
-        if isinstance(request, WebSocket):  # which is not open yet: the answer is sent instead of opening it
-            await request.send_denial_response(answer)
-        return answer
+        return error_response(error, request.scope["cloche.request_id"])
 
     async def validation_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)

@@ -134,6 +134,8 @@ class Processes:
                     info = await guest.process_wait(info.id, piece)
                 except ClocheError as error:
                     raise await lost(entry, error) from error
+        if not info.running:
+            entry.processes.forget(info.id)  # its end is known, so it is never lost
         return info, is_lost
 
     async def _find(self, entry: Entry, guest: GuestClient, ref: str) -> tuple[ExecInfo, bool]:
@@ -153,7 +155,10 @@ class Processes:
             return entry.processes.known[ref].info, True
 
     async def _info(self, entry: Entry, guest: GuestClient, process_id: str) -> ExecInfo:
-        return await guest.process_wait(process_id, 0)
+        info = await guest.process_wait(process_id, 0)
+        if not info.running:
+            entry.processes.forget(process_id)
+        return info
 
     async def _alive(self, workspace: str, sandbox_id: str, ref: str) -> tuple[Entry, GuestClient, str]:
         """Raises `process.lost`; whether it runs is found out by the agent."""

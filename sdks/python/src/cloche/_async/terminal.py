@@ -34,8 +34,8 @@ _REFUSAL_MAX = 65536
 class AsyncTerminal:
     """What is shown, and what is typed. Use it as a context manager.
 
-    `process_id` and `offset` are where to come back to: `offset` counts what `read` has returned and what the server has
-    left out. `exit_code` is there after the end. Closing it leaves the process running, as long as the server was told.
+    `process_id` and `offset` are where to come back to: `offset` counts what `read` has returned and what the server
+    has left out. `exit_code` is there after the end. Closing it leaves the process running, for as long as was asked.
     """
 
     def __init__(self, transport: AsyncTransport, sandbox_id: str, params: dict[str, str]) -> None:
@@ -75,7 +75,7 @@ class AsyncTerminal:
         await self._send(Request(host=parts.netloc, target=target, extra_headers=headers, subprotocols=[PROTOCOL]))
         try:
             while not (self._open and self.process_id):
-                if not await self._receive():
+                if not await self._receive() and not (self._open and self.process_id):
                     raise self._refused()
         except BaseException:
             await self.aclose()

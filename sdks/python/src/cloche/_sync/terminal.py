@@ -37,8 +37,8 @@ _REFUSAL_MAX = 65536
 class Terminal:
     """What is shown, and what is typed. Use it as a context manager.
 
-    `process_id` and `offset` are where to come back to: `offset` counts what `read` has returned and what the server has
-    left out. `exit_code` is there after the end. Closing it leaves the process running, as long as the server was told.
+    `process_id` and `offset` are where to come back to: `offset` counts what `read` has returned and what the server
+    has left out. `exit_code` is there after the end. Closing it leaves the process running, for as long as was asked.
     """
 
     def __init__(self, transport: Transport, sandbox_id: str, params: dict[str, str]) -> None:
@@ -78,7 +78,7 @@ class Terminal:
         self._send(Request(host=parts.netloc, target=target, extra_headers=headers, subprotocols=[PROTOCOL]))
         try:
             while not (self._open and self.process_id):
-                if not self._receive():
+                if not self._receive() and not (self._open and self.process_id):
                     raise self._refused()
         except BaseException:
             self.close()

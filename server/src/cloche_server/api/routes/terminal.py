@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Query
 from starlette.responses import Response
-from starlette.websockets import WebSocket, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 
 from cloche_server.api.context import SandboxId, ServicesDep, Workspace
 from cloche_server.api.docs import answers
@@ -30,6 +30,10 @@ _FAILED: Final = 1011
 _LINGER_MAX: Final = 604_800
 #: How long a client that does not read is waited for with the last word (seconds).
 _LAST_WORD: Final = 5.0
+
+
+#: What sending to a client who has hung up ends in.
+_BROKEN: Final = (WebSocketDisconnect, RuntimeError, OSError)
 
 
 class _Gone(Exception):
@@ -120,7 +124,10 @@ async def _serve(
     """What fails before the WebSocket is open is an HTTP answer."""
     opened = await services.terminals.open(workspace, sandbox_id, wish)
     try:
-        await socket.accept(_chosen(socket))
+        try:
+            await socket.accept(_chosen(socket))
+        except _BROKEN as error:
+            raise _Gone from error
         if greet:
             await _tell(socket, {"process": opened.process_id, "offset": opened.stream.offset})
         await _run(socket, opened)
@@ -216,21 +223,21 @@ def _asked_size(message: Any) -> Size | None:
 async def _send(socket: WebSocket, data: bytes) -> None:
     try:
         await socket.send_bytes(data)
-    except (RuntimeError, OSError) as error:
+    except _BROKEN as error:
         raise _Gone from error
 
 
 async def _tell(socket: WebSocket, value: dict[str, Any]) -> None:
     try:
         await socket.send_text(dump(value).decode("ascii"))
-    except (RuntimeError, OSError) as error:
+    except _BROKEN as error:
         raise _Gone from error
 
 
 async def _end(socket: WebSocket, last: dict[str, Any], code: int) -> None:
     if socket.application_state is not WebSocketState.CONNECTED:
         return
-    with contextlib.suppress(_Gone, RuntimeError, OSError, TimeoutError):
+    with contextlib.suppress(_Gone, *_BROKEN, TimeoutError):
         async with asyncio.timeout(_LAST_WORD):
             await _tell(socket, last)
             await socket.close(code)
