@@ -89,7 +89,8 @@ def test_offsets_and_the_whole_tree(procs: Procs) -> None:
     listed = procs.api.call("GET", f"{procs.root}/processes", params={"all": "true"})
     mine = [found["command"] for found in listed["guest"] if found.get("process_id") == one]
     until(lambda: procs.box.exec("pgrep -fcx 'sleep 321'").stdout.strip() == "2")
-    assert mine and not listed["truncated"]
+    assert mine
+    assert not listed["truncated"]
     procs.call("POST", one, "/signal", json={"signal": "TERM", "target": "tree"})
     assert procs.call("GET", one, "/wait")["termination"]["signal"] == "SIGTERM"
     until(lambda: procs.box.exec("pgrep -fcx 'sleep 321'").stdout.strip() == "0")
@@ -107,15 +108,18 @@ def test_a_terminal_and_its_client_who_comes_back(procs: Procs) -> None:
         assert second.protocol == "cloche.terminal"
         second.type("stty size; echo 'käse'\n".encode())
         second.until("käse\r\n".encode())
-        assert b"over-41" not in second.shown and b"20 90" in second.shown
+        assert b"over-41" not in second.shown
+        assert b"20 90" in second.shown
         second.tell({"resize": {"cols": 0, "rows": 9}})
         second.type(b"exit 7\n")
         second.end()
-        assert second.texts[-1] == {"exit": 7} and second.code == 1000
+        assert second.texts[-1] == {"exit": 7}
+        assert second.code == 1000
         assert any("error" in text for text in second.texts)
     with pytest.raises(Refused) as caught:
         procs.socket("/terminal", None)
-    assert caught.value.status == 401 and b"auth.missing_token" in caught.value.body
+    assert caught.value.status == 401
+    assert b"auth.missing_token" in caught.value.body
     with pytest.raises(Refused) as caught:
         procs.socket("/terminal?process=nope")
     assert caught.value.status == 404
@@ -157,4 +161,5 @@ def test_what_a_fork_has_and_a_stop_takes_away(procs: Procs) -> None:
     assert procs.all() == {}
     began = time.monotonic()
     again = procs.start(argv=["sleep", "0.1"])["process_id"]
-    assert procs.call("GET", again, "/wait")["exit_code"] == 0 and time.monotonic() - began < 30
+    assert procs.call("GET", again, "/wait")["exit_code"] == 0
+    assert time.monotonic() - began < 30

@@ -86,13 +86,16 @@ async def until_shown(processes: Processes, id_: str, text: bytes) -> None:
 
 async def test_started_listed_and_waited_for(processes: Processes, site: Site) -> None:
     info = await processes.start(W, SB, ProcessWish(shell="echo hello; sleep 0.2; exit 3", name="greeter"))
-    assert info.running and info.pid and site.counted == 1
+    assert info.running
+    assert info.pid
+    assert site.counted == 1
     assert parse_tag(info.tag).name == "greeter"
     assert parse_tag(info.tag).command.startswith("echo hello")
     assert [(one.id, is_lost) for one, is_lost in await processes.list_all(W, SB)] == [(info.id, False)]
     assert (await processes.get(W, SB, str(info.pid)))[0].id == info.id
     ended, _ = await processes.wait(W, SB, info.id, 20)
-    assert ended.exit is not None and ended.exit.exit_code == 3
+    assert ended.exit is not None
+    assert ended.exit.exit_code == 3
     assert await said(processes, info.id) == b"hello\n"
     await processes.forget(W, SB, info.id)
     assert await processes.list_all(W, SB) == []
@@ -147,7 +150,8 @@ async def test_what_has_no_input_or_terminal_says_so(processes: Processes) -> No
         assert caught.value.code == code
     await processes.signal(W, SB, info.id, "TERM", "tree")
     ended, _ = await processes.wait(W, SB, info.id, 20)
-    assert ended.exit is not None and ended.exit.signal == "SIGTERM"
+    assert ended.exit is not None
+    assert ended.exit.signal == "SIGTERM"
 
 
 async def test_a_terminal(processes: Processes) -> None:
@@ -197,7 +201,7 @@ async def test_what_another_start_of_the_machine_does_not_know_is_lost(processes
     table = site.entry.processes
     table.known[gone.id] = type(table.known[gone.id])(gone, "another start")
     await site.guest.process_forget(gone.id)
-    found = dict((info.id, is_lost) for info, is_lost in await processes.list_all(W, SB))
+    found = {info.id: is_lost for info, is_lost in await processes.list_all(W, SB)}
     assert found == {kept.id: False, gone.id: True}
     assert (await processes.get(W, SB, gone.id))[1]
     with pytest.raises(ClocheError) as caught:
@@ -213,7 +217,8 @@ async def test_commands_in_the_background_are_processes(processes: Processes, si
         pass
     assert [info.id for info, _ in await processes.list_all(W, SB)] == ["bg"]
     guest, more = await processes.guest_processes(W, SB)
-    assert any(one.command == "sleep 60" and one.name == "sleep" for one in guest) and not more
+    assert any(one.command == "sleep 60" and one.name == "sleep" for one in guest)
+    assert not more
     await processes.forget(W, SB, "bg")
 
 
