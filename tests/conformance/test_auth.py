@@ -79,6 +79,7 @@ def _calls(document: dict[str, Any], sandbox: str) -> list[tuple[str, str]]:
     for path, operations in document["paths"].items():
         if "{sandbox_id}" in path:
             target = path.replace("{sandbox_id}", sandbox).replace("{exec_id}", "x1").replace("{port}", "3000")
+            target = target.replace("{process_id}", "p1")
             target += "?host=a.test" if target.endswith("/explain") else ""
             found += [(method.upper(), target) for method in operations]
     return found
@@ -96,6 +97,7 @@ def test_foreign_deleted_and_random_ids_give_the_same_answer(
         foreign, _calls(document, "z" * 20), _calls(document, gone.id), strict=True
     ):
         fields = {"cmd": "id", "path": "/x", "from": "/x", "to": "/y", "cpu_seconds": 1, "port": 3000}
+        fields |= {"signal": "TERM", "cols": 80, "rows": 24, "stdin": "none"} if "/processes" in target else {}
         fields |= {"mode": "none"} if target.endswith("/network") else {}
         body = None if method in {"GET", "DELETE"} else json.dumps(fields)
         more = "&" if "?" in target else "?"

@@ -61,6 +61,12 @@ SEMANTIC = {
     "ports_token",
     "run_run",
     "run_batch",
+    "processes_start",
+    "processes_write",
+    "processes_signal",
+    "processes_output",
+    "terminal_terminal",
+    "terminal_ssh",
 }
 #: Nobody is there, so nothing is sent anywhere.
 RECEIVER = "https://receiver.invalid/hook"
@@ -72,6 +78,8 @@ RUN: dict[str, list[Any]] = {
 }  # fmt: skip
 #: What puts the sandbox of all tests back into the state that the others need.
 UNDO = {"lineage_pause": "resume", "lineage_hibernate": "wake", "lineage_stop": "start"}
+#: Their waits are cut short in `aimed`.
+NARROWED = {"sandboxes_wait", "processes_wait", "processes_write", "processes_output"}
 #: Each of these starts, saves or ends a machine, which takes seconds.
 SLOW = {
     "lineage_stop",
@@ -107,6 +115,7 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     values["snapshot_id"] = [snapshot, "z" * 20]
     values["webhook_id"] = [webhook, "z" * 20]
     values["run_id"] = ["z" * 20, "nope"]
+    values["process_id"] = [exec_id, "nope"]
     values["token_prefix"] = ["pds_00000000", "nope"]
     for path, operations in found["paths"].items():
         for operation in operations.values():
@@ -117,6 +126,12 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
                     parameter["schema"] = {"type": "string", "enum": values[parameter["name"]]}
                 if path.endswith(("/logs", "/events")) and parameter["name"] == "follow":
                     parameter["schema"] = {"type": "string", "enum": ["0", "false", ""]}
+                if path.endswith("/output") and parameter["name"] == "follow":
+                    parameter["schema"] = {"type": "string", "enum": ["0", "false", ""]}
+                    parameter["required"] = True
+                if path.endswith("/stdin") and parameter["name"] == "timeout":
+                    parameter["schema"] = {"type": "number", "minimum": 0, "maximum": 0.2}
+                    parameter["required"] = True
                 if path.endswith("/wait") and parameter["name"] == "timeout":
                     parameter["schema"] = {"type": "number", "minimum": 0, "maximum": 0.2}
                     parameter["required"] = True
@@ -190,7 +205,9 @@ def _check(case: schemathesis.Case, api: Api) -> None:
     # The check does not know 431; and labels that are not well formed are other parameters, which are ignored.
     # What is narrower in `aimed` than for the server: a template beside a snapshot, and a wait of the usual length.
     body = case.body if isinstance(case.body, dict) else {}
-    narrowed = body.get("from_snapshot") in KEPT or (name == "sandboxes_wait" and "timeout" not in (case.query or {}))
+    narrowed = body.get("from_snapshot") in KEPT or (
+        name in NARROWED and not {"timeout", "follow"} & set(case.query or {})
+    )
     # Any name will do for a new secret, also one that is the text of `null`.
     named = name == "secrets_put" and NAME.fullmatch(str(path.get("name")))
     if response.status_code == 431 or name == "sandboxes_list" or narrowed or named:
@@ -214,6 +231,8 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
         api.call("DELETE", f"/v1/snapshots/{response.json()['id']}")
     elif name == "snapshots_promote_snapshot":
         api.call("DELETE", f"/v1/templates/{response.json()['name']}")
+    elif name == "processes_start":
+        api.call("DELETE", f"/v1/sandboxes/{path['sandbox_id']}/processes/{response.json()['process_id']}")
     elif name == "secrets_put":
         api.call("DELETE", f"/v1/secrets/{path['name']}")
     elif name == "ports_declare":

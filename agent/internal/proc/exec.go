@@ -22,6 +22,13 @@ type Exec struct {
 	pid     atomic.Int64
 	began   time.Time
 	rec     *record // of a detached command
+	in      *input  // of a detached command that has one; set before it runs
+	signals sync.Mutex
+	group   *cgroup.Group // while it is this command's; signals guards it
+	readers audience
+	done    chan struct{} // closed when it has ended
+	forget  bool          // nothing of it is to be remembered; the manager's lock guards it
+	tag     string
 
 	attached context.Context // the request, of a command that is not detached
 	kept     bool            // although the session is lost; the manager's lock guards it
@@ -33,8 +40,10 @@ type Exec struct {
 
 func newExec(m *Manager, r *Request) *Exec {
 	e := &Exec{id: r.ID, detach: r.Detach, request: r, m: m, kill: make(chan struct{}), began: time.Now()}
+	e.done, e.tag = make(chan struct{}), r.Tag
+	e.readers = audience{limit: time.Duration(r.LingerMS) * time.Millisecond, end: e.hangUp}
 	if r.Detach {
-		e.rec = newRecord()
+		e.rec = m.newRecord(r.RecordBytes)
 	}
 	return e
 }
@@ -54,7 +63,7 @@ type run struct {
 	std   *pipes
 	ended <-chan Ended
 	out   *limited
-	pumps [2]*pump
+	pumps []*pump
 }
 
 // start forks. On failure nothing is left behind. A program that cannot be
@@ -68,12 +77,16 @@ func (e *Exec) start(p *plan) (r *run, failed *wire.Exit, err error) {
 	if err != nil {
 		return nil, nil, wire.FromErr(err, "")
 	}
+	m.mu.Lock()
+	e.in = std.input(e.request)
+	m.mu.Unlock()
 	cg, err := m.acquire()
 	if err != nil {
 		std.closeChild()
 		std.closeOurs()
 		return nil, nil, wire.FromErr(err, "")
 	}
+	p.rlimits = e.request.limits()
 	pid, ended, err := m.fork(p, std, cg)
 	if cg != nil && errors.Is(err, syscall.ENODEV) {
 		// User code has removed the group that was waiting for use.
@@ -93,11 +106,12 @@ func (e *Exec) start(p *plan) (r *run, failed *wire.Exit, err error) {
 		return nil, e.notStarted(code, detail), nil
 	}
 	e.pid.Store(int64(pid))
+	e.hold(cg)
 	return &run{e: e, cg: cg, std: std, ended: ended}, nil, nil
 }
 
 func (e *Exec) name() string {
-	if e.request.Shell != nil {
+	if e.request.Shell != nil || e.request.login() {
 		return "shell"
 	}
 	return strconv.Quote(e.request.Argv[0])
@@ -131,8 +145,11 @@ func (r *run) attach(out recorder) {
 	r.out = &limited{next: out}
 	r.out.lim[wire.TypeStdout] = newLimiter(req.MaxOutput, onLimit)
 	r.out.lim[wire.TypeStderr] = newLimiter(req.MaxOutput, onLimit)
-	r.pumps[0] = newPump(r.std.stdout, wire.TypeStdout, r.out, r.e.m.nullOut)
-	r.pumps[1] = newPump(r.std.stderr, wire.TypeStderr, r.out, r.e.m.nullOut)
+	r.pumps = append(r.pumps, newPump(r.std.stdout, wire.TypeStdout, r.out, r.e.m.nullOut))
+	r.pumps[0].tty = r.std.tty
+	if r.std.stderr != nil {
+		r.pumps = append(r.pumps, newPump(r.std.stderr, wire.TypeStderr, r.out, r.e.m.nullOut))
+	}
 	for _, p := range r.pumps {
 		go p.run()
 	}
@@ -155,6 +172,10 @@ func (r *run) wait(ctx context.Context) wire.Exit {
 	if r.std.stdin != nil {
 		_ = r.std.stdin.SetWriteDeadline(time.Unix(1, 0))
 	}
+	if r.e.in != nil {
+		r.e.in.close()
+	}
+	r.e.readers.stop()
 	for _, p := range r.pumps {
 		p.leaderExited()
 	}

@@ -62,10 +62,14 @@ func (f *frameWriter) write(stream byte, framed []byte) error {
 }
 
 func (f *frameWriter) gap(stream byte, n int64) error {
+	return f.lost(wire.Gap{Stream: int(stream), Bytes: n})
+}
+
+func (f *frameWriter) lost(g wire.Gap) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	err := f.event(wire.TypeGap, wire.Gap{Stream: int(stream), Bytes: n})
-	f.offset += uint64(n)
+	err := f.event(wire.TypeGap, g)
+	f.offset += uint64(g.Bytes)
 	return err
 }
 

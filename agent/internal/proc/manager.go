@@ -28,6 +28,7 @@ type Manager struct {
 	order    []string        // the same, oldest first
 	starting int             // commands between enter and leave
 	held     chan struct{}   // of the present hold, closed at its end; or nil
+	records  pool
 }
 
 // NewManager completes m, whose exported fields are set.
@@ -84,7 +85,7 @@ func (m *Manager) Serve(ctx context.Context, w http.ResponseWriter, req *Request
 	}
 	e.rec.begin(e.startedEvent())
 	go e.finish(context.Background(), r, failed, e.rec)
-	return m.follow(ctx, w, e.rec, 0)
+	return m.follow(ctx, w, e, 0, 0)
 }
 
 // launch registers and starts a command that has entered.
@@ -95,11 +96,17 @@ func (m *Manager) launch(ctx context.Context, req *Request, p *plan) (*Exec, *ru
 		e.attached = ctx
 	}
 	if err := m.register(e); err != nil {
+		if e.rec != nil {
+			e.rec.release()
+		}
 		return nil, nil, nil, err
 	}
 	r, failed, err := e.start(p)
 	if err != nil {
 		m.forget(e)
+		if e.rec != nil {
+			e.rec.release()
+		}
 	}
 	return e, r, failed, err
 }
@@ -113,6 +120,7 @@ func (e *Exec) finish(ctx context.Context, r *run, x *wire.Exit, out recorder) {
 		r.attach(out)
 		exit := r.wait(ctx)
 		x = &exit
+		e.hold(nil)
 		// Whether the group is empty now is no concern of the caller's.
 		defer func() { go e.m.release(r.cg) }()
 	}
@@ -120,10 +128,12 @@ func (e *Exec) finish(ctx context.Context, r *run, x *wire.Exit, out recorder) {
 	_ = out.exit(*x)
 }
 
-func (m *Manager) follow(ctx context.Context, w http.ResponseWriter, rec *record, from uint64) error {
+func (m *Manager) follow(ctx context.Context, w http.ResponseWriter, e *Exec, stream byte, from uint64) error {
+	e.readers.enter()
+	defer e.readers.leave()
 	out := newFrameWriter(w)
 	defer out.close()
-	f := follower{rec: rec, out: out, pos: from}
+	f := follower{rec: e.rec, out: out, stream: stream, pos: from}
 	_ = f.follow(ctx)
 	return nil
 }

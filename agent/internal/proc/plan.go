@@ -22,6 +22,7 @@ type plan struct {
 	cwd  string
 	// failure replaces the start of a program that does not exist.
 	failure string
+	rlimits []rlimit
 }
 
 // maxTotal is the kernel's limit for all strings and the pointers to them
@@ -40,8 +41,12 @@ func (m *Manager) plan(r *Request) (*plan, error) {
 	shell := loginShell(id)
 	env := m.environment(r, id, p.cwd, shell)
 	p.env = env.list()
-	if r.Shell != nil {
-		p.argv = []string{shell, "-c", *r.Shell}
+	if r.Shell != nil || r.login() {
+		if r.login() {
+			p.argv = []string{"-" + filepath.Base(shell)}
+		} else {
+			p.argv = []string{shell, "-c", *r.Shell}
+		}
 		if shell == "" {
 			p.failure = "the image has no shell"
 		}
@@ -205,6 +210,9 @@ func (m *Manager) environment(r *Request, id *users.Identity, cwd, shell string)
 	}
 	e.set("LANG", "C.UTF-8")
 	e.set("PWD", cwd)
+	if r.PTY != nil {
+		e.set("TERM", "xterm-256color")
+	}
 	for _, kv := range m.Environment.Vars() {
 		e.set(kv[0], kv[1])
 	}

@@ -27,6 +27,7 @@ type pump struct {
 	stream byte
 	out    output
 	sink   int // /dev/null
+	tty    bool
 	exited atomic.Bool
 	done   chan struct{} // closed when all that counts has been delivered
 
@@ -59,7 +60,7 @@ func (p *pump) run() {
 	p.buf = nil
 	buffers.Put(bp)
 	close(p.done)
-	if !eof {
+	if !eof && !p.tty {
 		p.discard()
 	}
 	_ = p.file.Close()
@@ -70,7 +71,7 @@ func (p *pump) deliver(buf []byte) bool {
 	const hs = wire.HeaderSize
 	rest, dirty := -1, false
 	for {
-		if rest < 0 && p.exited.Load() {
+		if rest < 0 && !p.tty && p.exited.Load() {
 			rest, _ = sys.Readable(p.fd)
 		}
 		room := buf[hs:]
@@ -83,6 +84,9 @@ func (p *pump) deliver(buf []byte) bool {
 		n, err := p.read(room, rest < 0, &dirty)
 		switch {
 		case errors.Is(err, os.ErrDeadlineExceeded):
+			if p.tty {
+				return false
+			}
 			continue // leaderExited has set the deadline
 		case err != nil:
 			return false
@@ -113,12 +117,21 @@ func (p *pump) read(room []byte, wait bool, dirty *bool) (int, error) {
 	return p.wait(room)
 }
 
+// hangUpWait bounds how long a terminal is read whose leader has ended.
+const hangUpWait = 200 * time.Millisecond
+
 // leaderExited makes the pump finish.
 func (p *pump) leaderExited() {
 	select {
 	case <-p.done:
 	default:
 		p.exited.Store(true)
+		if p.tty {
+			// The kernel hangs it up when its leader ends, and what was written
+			// comes before that. Only who keeps it open by force is cut off.
+			_ = p.file.SetReadDeadline(time.Now().Add(hangUpWait))
+			return
+		}
 		_ = p.file.SetReadDeadline(time.Unix(1, 0))
 	}
 }

@@ -34,6 +34,18 @@ type Info struct {
 	Detach    bool       `json:"detach"`
 	Exit      *wire.Exit `json:"exit,omitempty"`
 	Offset    uint64     `json:"offset"`
+	Stdin     string     `json:"stdin,omitempty"` // none, pipe, closed or pty
+	PTY       *Size      `json:"pty,omitempty"`
+	Tag       string     `json:"tag,omitempty"`
+	*Extent
+}
+
+// Extent is how much output of a detached command there was, and from which
+// offset on it is kept.
+type Extent struct {
+	First  uint64 `json:"first"`
+	Stdout uint64 `json:"stdout"`
+	Stderr uint64 `json:"stderr"`
 }
 
 func (m *Manager) register(e *Exec) error {
@@ -51,6 +63,7 @@ func (m *Manager) forget(e *Exec) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.running, e.id)
+	close(e.done)
 }
 
 // ended moves a command from the running to the remembered ones.
@@ -59,13 +72,17 @@ func (m *Manager) ended(e *Exec, x *wire.Exit) {
 	defer m.mu.Unlock()
 	delete(m.running, e.id)
 	e.request = nil // it may hold megabytes of input
+	close(e.done)
+	if e.rec != nil {
+		e.rec.release()
+	}
 	m.recent[e.id] = true
 	m.order = append(m.order, e.id)
 	if len(m.order) > keepIDs {
 		delete(m.recent, m.order[0])
 		m.order = m.order[1:]
 	}
-	if e.detach {
+	if e.detach && !e.forget {
 		m.finished = append(m.finished, &finishedExec{e: e, exit: x, at: time.Now()})
 	}
 	m.expire()
@@ -145,7 +162,13 @@ func (e *Exec) info(x *wire.Exit) Info {
 	s := e.startedEvent()
 	i := Info{ID: e.id, PID: s.PID, Running: x == nil, StartedNS: s.StartedNS, Detach: e.detach, Exit: x}
 	if e.rec != nil {
-		i.Offset = e.rec.offset()
+		i.Offset = e.rec.offset(0)
+		extent := e.rec.extent()
+		i.Extent, i.Tag = &extent, e.tag
+		i.Stdin, i.PTY = e.in.state()
+		if x != nil && i.Stdin == "pipe" {
+			i.Stdin = "closed"
+		}
 	}
 	return i
 }
@@ -165,8 +188,56 @@ func (m *Manager) Kill(id string) error {
 	return notFound()
 }
 
-// Output streams the recorded output of a detached command.
-func (m *Manager) Output(ctx context.Context, w http.ResponseWriter, id string, from uint64) error {
+// Forget kills a command and keeps nothing of it. It returns when the command
+// has ended, or at the end of ctx.
+func (m *Manager) Forget(ctx context.Context, id string) error {
+	m.mu.Lock()
+	e := m.running[id]
+	found := e != nil
+	if found {
+		e.forget = true
+		e.stop(wire.ReasonCancelled)
+	}
+	for i, f := range m.finished {
+		if f.e.id == id {
+			m.finished = append(m.finished[:i:i], m.finished[i+1:]...)
+			found = true
+			break
+		}
+	}
+	m.mu.Unlock()
+	if !found {
+		return notFound()
+	}
+	if e != nil {
+		select {
+		case <-e.done:
+		case <-ctx.Done():
+		}
+	}
+	return nil
+}
+
+// Wait is Get, but of a running command it waits for the end, at most so long.
+func (m *Manager) Wait(ctx context.Context, id string, limit time.Duration) (Info, error) {
+	m.mu.Lock()
+	e := m.running[id]
+	m.mu.Unlock()
+	if e != nil {
+		timer := time.NewTimer(limit)
+		defer timer.Stop()
+		select {
+		case <-e.done:
+		case <-timer.C:
+		case <-ctx.Done():
+		}
+	}
+	return m.Get(id)
+}
+
+// Output streams the recorded output of a detached command: of one stream, or
+// with 0 of both.
+func (m *Manager) Output(ctx context.Context, w http.ResponseWriter, id string, stream byte, from uint64) error {
 	m.mu.Lock()
 	m.expire()
 	e := m.running[id]
@@ -179,8 +250,8 @@ func (m *Manager) Output(ctx context.Context, w http.ResponseWriter, id string, 
 		return notFound()
 	case e.rec == nil:
 		return wire.Conflict("conflict", "exec_id", "the output of this command is not recorded")
-	case from > e.rec.offset():
+	case from > e.rec.offset(stream):
 		return wire.BadRequest("from", "there is no output at this offset yet")
 	}
-	return m.follow(ctx, w, e.rec, from)
+	return m.follow(ctx, w, e, stream, from)
 }

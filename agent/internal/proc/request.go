@@ -24,6 +24,14 @@ type Request struct {
 	Detach      bool              `json:"detach"`
 	MaxOutput   int64             `json:"max_output"`
 	KillOnLimit bool              `json:"kill_on_limit"`
+
+	// Of detached commands.
+	StdinMode   string           `json:"stdin"` // "", "none" or "pipe"
+	PTY         *Size            `json:"pty"`
+	RecordBytes int              `json:"record_bytes"`
+	LingerMS    int64            `json:"linger_ms"`
+	Tag         string           `json:"tag"`
+	Rlimits     map[string]int64 `json:"rlimits"` // of all commands
 }
 
 const (
@@ -71,14 +79,16 @@ func (r *Request) check() error {
 	if !ValidID(r.ID) {
 		return wire.BadRequest("id", "want 1 to 64 characters a-z, 0-9 and -, not beginning with -")
 	}
-	if (r.Shell != nil) == (r.Argv != nil) {
+	if r.login() {
+		// The shell itself, in a terminal.
+	} else if (r.Shell != nil) == (r.Argv != nil) {
 		return wire.BadRequest("argv", "want exactly one of argv and shell")
 	}
 	if r.Shell != nil {
 		if err := checkString("shell", *r.Shell); err != nil {
 			return err
 		}
-	} else if len(r.Argv) == 0 || r.Argv[0] == "" {
+	} else if !r.login() && (len(r.Argv) == 0 || r.Argv[0] == "") {
 		return wire.BadRequest("argv", "the program's name is empty")
 	}
 	for _, a := range r.Argv {
@@ -98,7 +108,10 @@ func (r *Request) check() error {
 	if r.MaxOutput < 0 || r.MaxOutput > maxOutputLimit {
 		return wire.BadRequest("max_output", "want 0 to 67108864")
 	}
-	return nil
+	if err := r.checkRlimits(); err != nil {
+		return err
+	}
+	return r.checkDetached()
 }
 
 func (r *Request) checkEnv() error {

@@ -15,6 +15,8 @@ import (
 // pipes are the standard streams of a command: ours and the child's ends.
 type pipes struct {
 	stdin          *os.File // nil when all input fits into the pipe or there is none
+	kept           *os.File // of an input that stays open
+	tty            bool     // all three of them are one terminal, and stdout is our end of it
 	stdout, stderr *os.File
 	child          [3]int
 	shared         bool // child[0] belongs to everybody
@@ -25,7 +27,12 @@ const pipeSize = 64 << 10
 
 func (m *Manager) openPipes(r *Request, id *users.Identity) (*pipes, error) {
 	p := &pipes{child: [3]int{-1, -1, -1}}
-	err := p.open(m.nullIn, r.Stdin, id)
+	var err error
+	if r.PTY != nil {
+		err = p.openTTY(*r.PTY, id.UID)
+	} else {
+		err = p.open(m.nullIn, r, id)
+	}
 	if err != nil {
 		p.closeChild()
 		p.closeOurs()
@@ -34,14 +41,26 @@ func (m *Manager) openPipes(r *Request, id *users.Identity) (*pipes, error) {
 	return p, nil
 }
 
-func (p *pipes) open(null int, input []byte, id *users.Identity) (err error) {
+// input is what can be written to while the command runs, if anything.
+func (p *pipes) input(r *Request) *input {
+	switch {
+	case p.tty:
+		return newInput(p.stdout, r.PTY)
+	case p.kept != nil:
+		return newInput(p.kept, nil)
+	}
+	return nil
+}
+
+func (p *pipes) open(null int, r *Request, id *users.Identity) (err error) {
+	input, keep := r.Stdin, r.StdinMode == "pipe"
 	if p.stdout, p.child[1], err = outPipe(id); err != nil {
 		return err
 	}
 	if p.stderr, p.child[2], err = outPipe(id); err != nil {
 		return err
 	}
-	if input == nil {
+	if input == nil && !keep {
 		p.child[0], p.shared = null, true
 		return nil
 	}
@@ -51,6 +70,10 @@ func (p *pipes) open(null int, input []byte, id *users.Identity) (err error) {
 	}
 	p.child[0] = fd[0]
 	chown(fd[0], id)
+	if keep {
+		p.kept, err = pollable(fd[1], "stdin")
+		return err
+	}
 	if len(input) <= pipeSize {
 		_, err = syscall.Write(fd[1], input)
 		return errors.Join(err, syscall.Close(fd[1]))
@@ -88,7 +111,7 @@ func pollable(fd int, name string) (*os.File, error) {
 
 func (p *pipes) closeChild() {
 	for i, fd := range p.child {
-		if fd >= 0 && !(i == 0 && p.shared) {
+		if fd >= 0 && !(i == 0 && p.shared) && !(i > 0 && p.tty) {
 			_ = syscall.Close(fd)
 		}
 		p.child[i] = -1
@@ -96,7 +119,7 @@ func (p *pipes) closeChild() {
 }
 
 func (p *pipes) closeOurs() {
-	for _, f := range []*os.File{p.stdin, p.stdout, p.stderr} {
+	for _, f := range []*os.File{p.stdin, p.kept, p.stdout, p.stderr} {
 		if f != nil {
 			_ = f.Close()
 		}
@@ -110,7 +133,7 @@ func (m *Manager) fork(p *plan, std *pipes, cg *cgroup.Group) (int, <-chan Ended
 		Dir:   p.cwd,
 		Env:   p.env,
 		Files: []uintptr{uintptr(std.child[0]), uintptr(std.child[1]), uintptr(std.child[2])},
-		Sys:   &syscall.SysProcAttr{Setsid: true},
+		Sys:   &syscall.SysProcAttr{Setsid: true, Setctty: std.tty, Ptrace: len(p.rlimits) > 0},
 	}
 	if !p.id.Root() || len(p.id.Groups) > 1 {
 		attr.Sys.Credential = &syscall.Credential{Uid: p.id.UID, Gid: p.id.GID, Groups: p.id.Groups}
@@ -122,8 +145,37 @@ func (m *Manager) fork(p *plan, std *pipes, cg *cgroup.Group) (int, <-chan Ended
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
 		sys.DefaultSlack()
-		return syscall.ForkExec(p.path, p.argv, attr)
+		pid, err := syscall.ForkExec(p.path, p.argv, attr)
+		if err == nil && attr.Sys.Ptrace {
+			err = limit(pid, p.rlimits)
+		}
+		return pid, err
 	})
+}
+
+// limit gives a new process its limits before its first instruction: it is
+// traced by this thread, and stands still after its exec.
+func limit(pid int, limits []rlimit) error {
+	var status syscall.WaitStatus
+	got, err := syscall.Wait4(pid, &status, syscall.WALL, nil)
+	for err == syscall.EINTR {
+		got, err = syscall.Wait4(pid, &status, syscall.WALL, nil)
+	}
+	if err != nil || got != pid || !status.Stopped() {
+		return syscall.EAGAIN // somebody has killed it already
+	}
+	for _, l := range limits {
+		err = errors.Join(err, sys.Prlimit(pid, l.resource, &l.value))
+	}
+	if err == nil {
+		err = syscall.PtraceDetach(pid)
+	}
+	if err != nil {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+		_, _ = syscall.Wait4(pid, &status, syscall.WALL, nil)
+		return syscall.EAGAIN
+	}
+	return nil
 }
 
 // startFailure sorts the errors of fork: an answer of its own for those that

@@ -15,6 +15,9 @@ const (
 	atEAccess       = 0x200
 	renameNoReplace = 1
 	fionread        = 0x541b
+	sysPidfdSend    = 424
+	sysPidfdOpen    = 434
+	sysPrlimit      = 302
 
 	// OPath opens a name without opening what it stands for.
 	OPath = 0x200000

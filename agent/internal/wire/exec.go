@@ -14,12 +14,19 @@ const (
 type Started struct {
 	PID       int   `json:"pid"`
 	StartedNS int64 `json:"started_ns"`
+	// Bytes of each stream before the offset at which the output begins; absent
+	// where they are not known any more.
+	StdoutAt *uint64 `json:"stdout_at,omitempty"`
+	StderrAt *uint64 `json:"stderr_at,omitempty"`
 }
 
 // Gap stands for output that was dropped at this point of the stream.
 type Gap struct {
 	Stream int   `json:"stream"`
 	Bytes  int64 `json:"bytes"`
+	// Behind a gap of both streams: bytes of each of them before this point.
+	StdoutAt *uint64 `json:"stdout_at,omitempty"`
+	StderrAt *uint64 `json:"stderr_at,omitempty"`
 }
 
 // Exit is the last event of an exec stream.

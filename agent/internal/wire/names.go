@@ -43,3 +43,17 @@ func SignalName(s syscall.Signal) string {
 	}
 	return "SIGRTMIN+" + strconv.Itoa(n-32)
 }
+
+// SignalNumber is the signal of a name, with or without SIG, or of a decimal
+// number.
+func SignalNumber(name string) (syscall.Signal, bool) {
+	if n, err := strconv.Atoi(name); err == nil {
+		return syscall.Signal(n), n >= 1 && n <= 64
+	}
+	for n, s := range signalNames {
+		if s != "" && (s == name || s[3:] == name) {
+			return syscall.Signal(n), true
+		}
+	}
+	return 0, false
+}

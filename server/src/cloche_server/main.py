@@ -41,6 +41,10 @@ from cloche_server.wiring import (
 
 _log = log.get("main")
 
+#: One message of a terminal (bytes). Pings keep what is silent open; who answers none for so long is gone (seconds).
+SOCKET_MESSAGE_MAX = 1024 * 1024
+SOCKET_PING_SECONDS = 20.0
+SOCKET_PONG_SECONDS = 120.0
 #: Files that the audit log is kept in; the oldest goes when the newest is full.
 AUDIT_PARTS = 4
 
@@ -171,7 +175,11 @@ def _http_server(settings: Settings, services: Services, gateway: Gateway) -> _S
             timeout_graceful_shutdown=max(1, round(settings.shutdown_grace)),
             timeout_keep_alive=75,
             http=handing_over(Sharing(is_ours, gateway.adopt), protocol_for(settings)),
-            ws="none",
+            ws="wsproto",
+            ws_per_message_deflate=False,
+            ws_max_size=SOCKET_MESSAGE_MAX,
+            ws_ping_interval=SOCKET_PING_SECONDS,
+            ws_ping_timeout=SOCKET_PONG_SECONDS,
             server_header=False,
         )
     )

@@ -35,6 +35,7 @@ from cloche_server.app.names import NamedCreates
 from cloche_server.app.network import NetworkVerbs
 from cloche_server.app.pools import Pools
 from cloche_server.app.ports import Ports
+from cloche_server.app.processes import Processes
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.reconcile import Reconciler, Report
 from cloche_server.app.restore import Restores
@@ -51,6 +52,7 @@ from cloche_server.app.stop import StopVerbs
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.app.template_keeper import TemplateKeeper
 from cloche_server.app.templates import Templates
+from cloche_server.app.terminal import Terminals
 from cloche_server.app.tokens import Tokens
 from cloche_server.app.upkeep import Upkeep
 from cloche_server.app.violations import Violations
@@ -171,6 +173,7 @@ class Parts:
         tool = self._engine.disk_tool(settings.data)
         execs, files = Execs(access), Files(access)
         runs = Runs(settings, catalog, creator, execs, files, self.lifecycle, cpu_count())
+        processes = Processes(access)
         return Services(
             settings=settings,
             clock=clock,
@@ -198,6 +201,8 @@ class Parts:
                 self._group,
                 settings.run_keep_hours,
             ),
+            processes=processes,
+            terminals=Terminals(processes),
             consoles=Consoles(access, settings.data / "sandboxes"),
             templates=Templates(catalog, self.keeper),
             tokens=Tokens(TokenStore(database), clock),

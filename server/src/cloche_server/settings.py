@@ -153,6 +153,12 @@ class Settings:
         120.0, "How long a one-shot run waits for room on the host before it is refused.", low=0, high=86400
     )
     run_keep_hours: float = _setting(24.0, "How long results of runs nobody waited for are kept.", low=0.01, high=8760)
+    terminal_linger: int = _setting(
+        600,
+        "How long the shell of a terminal lives on when its client has gone, unless the client says how long.",
+        low=1,
+        high=604800,
+    )
     max_import_mb: int = _setting(
         16384,
         "Largest archive that may be imported, unpacked; 0 refuses all imports. Without jails (`jail = off`) set that: "

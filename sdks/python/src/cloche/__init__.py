@@ -14,14 +14,18 @@ from ._async.client import AsyncClient
 from ._async.events import AsyncEventStream, AsyncWebhooks
 from ._async.execution import AsyncExec, AsyncExecStream
 from ._async.files import AsyncFiles, AsyncFileStream
+from ._async.processes import AsyncProcess, AsyncProcesses
 from ._async.sandbox import AsyncSandbox
 from ._async.snapshot import AsyncSnapshot
+from ._async.terminal import AsyncTerminal
 from ._sync.client import Client
 from ._sync.events import EventStream, Webhooks
 from ._sync.execution import Exec, ExecStream
 from ._sync.files import Files, FileStream
+from ._sync.processes import Process, Processes
 from ._sync.sandbox import Sandbox
 from ._sync.snapshot import Snapshot
+from ._sync.terminal import Terminal
 from ._version import __version__
 from .errors import (
     AuthError,
@@ -106,6 +110,7 @@ from .models import (
 )
 from .network import Decision, Explanation, NetworkPolicy, Secret
 from .ports import Port, PreviewToken
+from .processes import GuestProcess, ProcessInfo, ProcessTable
 from .runs import Run, RunFailure, RunLanguage, RunResult, RunStep
 from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
@@ -116,8 +121,11 @@ __all__ = [
     "AsyncExecStream",
     "AsyncFileStream",
     "AsyncFiles",
+    "AsyncProcess",
+    "AsyncProcesses",
     "AsyncSandbox",
     "AsyncSnapshot",
+    "AsyncTerminal",
     "AsyncWebhooks",
     "AuthError",
     "BootFailed",
@@ -160,6 +168,7 @@ __all__ = [
     "ForkResult",
     "Gap",
     "GuestError",
+    "GuestProcess",
     "InvalidRequestError",
     "InvalidStateError",
     "IsADirectory",
@@ -179,6 +188,10 @@ __all__ = [
     "Port",
     "PortError",
     "PreviewToken",
+    "Process",
+    "ProcessInfo",
+    "ProcessTable",
+    "Processes",
     "Promotion",
     "ProtocolError",
     "RateLimitError",
@@ -209,6 +222,7 @@ __all__ = [
     "Template",
     "TemplateError",
     "TemplateNotFound",
+    "Terminal",
     "Termination",
     "TimeoutError",
     "TokenExpired",

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeVar
 
 import anyio
+import anyio.abc
 import anyio.lowlevel
 import anyio.to_thread
 import httpx
 
-from ._http import client_options, is_secure
+from ._http import address, client_options, is_secure
 
 T = TypeVar("T")
 
@@ -156,3 +157,44 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+Lock = anyio.Lock
+
+
+class Wire:
+    """A connection, byte by byte."""
+
+    def __init__(self, stream: anyio.abc.ByteStream) -> None:
+        self._stream = stream
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it."""
+        try:
+            await self._stream.send(data)
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            raise httpx.WriteError("the connection broke") from error
+
+    async def receive(self) -> bytes:
+        """What came next; empty at the end."""
+        try:
+            return await self._stream.receive(65536)
+        except anyio.EndOfStream:
+            return b""
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError) as error:
+            raise httpx.ReadError("the connection broke") from error
+
+    async def aclose(self) -> None:
+        """Hang up."""
+        await anyio.aclose_forcefully(self._stream)
+
+
+async def connect(url: str, seconds: float) -> Wire:
+    """A connection to the server of a URL."""
+    host, port, context = address(url)
+    try:
+        with anyio.fail_after(seconds):
+            tls = {} if context is None else {"tls": True, "ssl_context": context, "tls_standard_compatible": False}
+            return Wire(await anyio.connect_tcp(host, port, **tls))  # type: ignore[call-overload]
+    except (OSError, TimeoutError) as error:
+        raise httpx.ConnectError(f"no connection to {host}:{port}: {error}") from error

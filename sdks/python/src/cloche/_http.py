@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import ssl
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -40,6 +41,13 @@ def client_options(secure: bool, max_connections: int | None) -> dict[str, Any]:
 def is_secure(url: str) -> bool:
     """Whether the address is one of https."""
     return url.startswith("https:")
+
+
+def address(url: str) -> tuple[str, int, ssl.SSLContext | None]:
+    """Host and port of a server, and how the connection is secured."""
+    parts = urlsplit(url)
+    secure = is_secure(url)
+    return parts.hostname or "", parts.port or (443 if secure else 80), _tls() if secure else None
 
 
 def _no_tls() -> ssl.SSLContext:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import inspect
 import os
+import socket
 import threading
 import time
 import weakref
@@ -18,7 +19,7 @@ from typing import Any, BinaryIO, TypeVar
 
 import httpx
 
-from ._http import client_options, is_secure
+from ._http import address, client_options, is_secure
 
 T = TypeVar("T")
 
@@ -104,3 +105,44 @@ def _after_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+Lock = threading.Lock
+
+
+class Wire:
+    """A connection, byte by byte."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+
+    def send(self, data: bytes) -> None:
+        """Send all of it."""
+        try:
+            self._stream.sendall(data)
+        except OSError as error:
+            raise httpx.WriteError("the connection broke") from error
+
+    def receive(self) -> bytes:
+        """What came next; empty at the end."""
+        try:
+            return self._stream.recv(65536)
+        except OSError as error:
+            raise httpx.ReadError("the connection broke") from error
+
+    def close(self) -> None:
+        """Hang up."""
+        self._stream.close()
+
+
+def connect(url: str, seconds: float) -> Wire:
+    """A connection to the server of a URL."""
+    host, port, context = address(url)
+    try:
+        stream = socket.create_connection((host, port), timeout=seconds)
+        if context is not None:
+            stream = context.wrap_socket(stream, server_hostname=host)
+        stream.settimeout(None)
+    except OSError as error:
+        raise httpx.ConnectError(f"no connection to {host}:{port}: {error}") from error
+    return Wire(stream)

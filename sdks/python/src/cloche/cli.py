@@ -11,6 +11,7 @@ from typing import Final
 
 from ._async.sandbox import AsyncSandbox
 from ._config import Settings, resolve
+from ._shell import shell
 from ._tunnel import Refused, carry
 from .errors import ClocheError, SandboxNotFound, TransportError
 
@@ -31,6 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns its exit code."""
     options = _parser().parse_args(arguments)
     try:
+        if options.command == "shell":
+            return asyncio.run(shell(options.sandbox, options.process, options.from_offset))
         return asyncio.run(_tunnel(options.sandbox, options.port, options.local))
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -62,7 +65,27 @@ def _parser() -> argparse.ArgumentParser:
     tunnel.add_argument(
         "--local", metavar="PORT", type=_port, help="port of this machine; default: the same, or any when that is taken"
     )
+    terminal = commands.add_parser(
+        "shell",
+        help="a terminal in a sandbox",
+        description="A login shell of a sandbox at this terminal. Its exit code is that of the shell.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    terminal.add_argument("sandbox", metavar="ID", help="id of the sandbox")
+    terminal.add_argument(
+        "--process", metavar="PROCESS", help="the terminal of a process that runs, instead of a shell"
+    )
+    terminal.add_argument(
+        "--from", dest="from_offset", metavar="OFFSET", type=_offset, help="with --process: show it again from there"
+    )
     return parser
+
+
+def _offset(text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError("an offset is a number")
+    return int(text)
 
 
 def _port(text: str) -> int:

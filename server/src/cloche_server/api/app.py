@@ -25,6 +25,7 @@ from cloche_server.api.routes import (
     lineage,
     network,
     ports,
+    processes,
     runs,
     sandboxes,
     secrets,
@@ -32,6 +33,7 @@ from cloche_server.api.routes import (
     service,
     snapshots,
     templates,
+    terminal,
     tokens,
     usage,
     webhooks,
@@ -79,6 +81,8 @@ def bare_app() -> FastAPI:
     # Routes that exist but answer 501 stand before `/templates/{name}`, which would take their place.
     for router in (
         exec_routes.router,
+        processes.router,
+        terminal.router,
         files.router,
         sandboxes.router,
         usage.router,

@@ -8,6 +8,7 @@ from typing import Annotated, Any, cast
 from urllib.parse import unquote_to_bytes
 
 from fastapi import Depends, Path, Query, Request
+from starlette.requests import HTTPConnection
 
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
@@ -16,25 +17,25 @@ from cloche_server.core.records import TokenInfo
 # Dependencies are `async` although they never wait: FastAPI runs others on a thread, which costs more than they do.
 
 
-async def services_of(request: Request) -> Services:
+async def services_of(request: HTTPConnection) -> Services:
     return cast("Services", request.app.state.services)
 
 
-def token_of(request: Request) -> TokenInfo:
+def token_of(request: HTTPConnection) -> TokenInfo:
     """Set by the authentication middleware on every `/v1` request."""
     return cast("TokenInfo", request.scope["cloche.token"])
 
 
-async def workspace_of(request: Request) -> str:
+async def workspace_of(request: HTTPConnection) -> str:
     """Whose sandboxes exist for this request; `scopes.py` may have said that none do."""
     return cast("str", request.scope.get("cloche.workspace")) or token_of(request).workspace
 
 
-async def token_dep(request: Request) -> TokenInfo:
+async def token_dep(request: HTTPConnection) -> TokenInfo:
     return token_of(request)
 
 
-async def only_of(request: Request) -> str | None:
+async def only_of(request: HTTPConnection) -> str | None:
     return token_of(request).sandbox_id
 
 

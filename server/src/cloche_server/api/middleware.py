@@ -29,6 +29,7 @@ from cloche_server.api.guards import (
 )
 from cloche_server.api.open_calls import OpenCalls
 from cloche_server.api.respond import ClientGone
+from cloche_server.api.sockets import SOCKET, SocketAnswer, socket_bearer
 from cloche_server.api.sse import SseEvent
 from cloche_server.app.audit import AuditEntry
 from cloche_server.app.calls import Call, revoked
@@ -43,7 +44,7 @@ _log = log.get("http")
 
 #: Whose reader is stuck is not waited for when its token has ended (seconds).
 _LAST_WORD_SECONDS: Final = 1.0
-_MUTATING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+_MUTATING: Final = frozenset({"POST", "PUT", "PATCH", "DELETE", SOCKET})
 
 
 class _Answer:
@@ -87,6 +88,9 @@ class RequestMiddleware:
         self._open = OpenCalls(settings.open_requests_per_workspace, settings.open_requests_per_sandbox)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._socket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -121,7 +125,34 @@ class RequestMiddleware:
         finally:
             self._finish(scope, answer, time.perf_counter() - began, request_id, problem)
 
-    async def _let_in(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    async def _socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A WebSocket: whoever may not open it gets the answer of a request. It ends with its token."""
+        scope["cloche.request_id"] = request_id = _request_id(scope)
+        scope["method"] = SOCKET
+        began = time.perf_counter()
+        answer = SocketAnswer(send)
+        problem: str | None = None
+        try:
+            await self._let_in(scope, receive, answer)
+        except ClocheError as error:
+            problem = error.code
+            await answer.refuse(error, scope, receive)
+        except asyncio.CancelledError:
+            call: Call | None = scope.get("cloche.call")
+            if call is not None and call.ended is not None:
+                problem = call.ended.code
+                call.task.uncancel()
+                await answer.refuse(call.ended, scope, receive)
+            else:
+                problem = "server.shutting_down"
+        except Exception as error:  # noqa: BLE001 - nobody above would tell the client
+            problem = "internal"
+            _log.exception("request.crashed", request_id=request_id, error=repr(error))
+            await answer.refuse(internal_error(), scope, receive)
+        finally:
+            self._finish(scope, answer, time.perf_counter() - began, request_id, problem)
+
+    async def _let_in(self, scope: Scope, receive: Receive, answer: _Answer | SocketAnswer) -> None:
         self._hosts.check(scope)
         if not below_v1(scope["path"]):
             await self._app(scope, receive, answer.send)
@@ -146,7 +177,8 @@ class RequestMiddleware:
 
     async def _token(self, scope: Scope) -> TokenInfo:
         try:
-            found = await self._services.tokens.find(bearer(scope))
+            carried = socket_bearer(scope) if scope["type"] == "websocket" else bearer(scope)
+            found = await self._services.tokens.find(carried)
             if found is None:
                 raise revoked()
         except ClocheError as error:
@@ -179,7 +211,9 @@ class RequestMiddleware:
             pass  # nobody reads; the server cuts the connection of an answer that is not complete
         return why.code
 
-    def _finish(self, scope: Scope, answer: _Answer, seconds: float, request_id: str, problem: str | None) -> None:
+    def _finish(
+        self, scope: Scope, answer: _Answer | SocketAnswer, seconds: float, request_id: str, problem: str | None
+    ) -> None:
         route = scope.get("route")
         name = getattr(route, "path", "other")
         _count(scope["method"], name, answer.status, seconds)

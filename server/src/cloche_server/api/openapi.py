@@ -20,6 +20,7 @@ from cloche_server.api import (
     wire_events,
     wire_lineage,
     wire_ports,
+    wire_process,
     wire_runs,
     wire_secrets,
     wire_tokens,
@@ -53,6 +54,10 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_ports.PreviewTokenBody,
     wire_runs.RunBody,
     wire_runs.RunBatchBody,
+    wire_process.ProcessBody,
+    wire_process.SignalBody,
+    wire_process.InputBody,
+    wire_process.SizeBody,
 )
 EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire.OutputEvent,
@@ -62,6 +67,9 @@ EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire_events.EventAnswer,
     wire_events.MissingAnswer,
     wire_events.StreamEnd,
+    wire_process.ProcessOutputEvent,
+    wire_process.ProcessExitEvent,
+    wire_process.OutputEndEvent,
     wire.ErrorAnswer,
 )
 _REF: Final = "#/components/schemas/{model}"
@@ -84,6 +92,8 @@ TAGS: Final = (
     ("ports", "What listens in a sandbox, and who may reach it from outside."),
     ("usage", "What sandboxes have used, and budgets that limit it."),
     ("exec", "Run commands in a sandbox."),
+    ("processes", "Processes that nobody has to stay connected to: with an input, a terminal, signals."),
+    ("terminal", "Terminals over WebSockets."),
     ("files", "Read and write files in a sandbox."),
     ("run", "Run a program once, in a sandbox of its own that is gone afterwards."),
     ("templates", "What sandboxes are made from."),

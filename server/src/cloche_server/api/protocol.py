@@ -6,6 +6,7 @@ Everything here happens before a request has reached the application, so before 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
@@ -22,6 +23,8 @@ from cloche_server.settings import Settings
 #: How long what still comes is thrown away after a refusal. Closing at once would reset the connection, and
 #: the answer would be lost with it.
 LINGER_SECONDS: Final = 1.0
+#: Paths of WebSockets; those of ports are somebody else's.
+_SOCKETS: Final = re.compile(rb"/v1/sandboxes/[^/]+/(?:terminal|ssh|exec/pty)")
 _REASONS: Final = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
@@ -90,6 +93,10 @@ class HttpProtocol(HttpToolsProtocol):
             self.send_400_response("")
         elif self._head_timer is None:
             self._arm()
+
+    def _should_upgrade_to_ws(self) -> bool:
+        """Only where there is a WebSocket: elsewhere the wish to have one is passed over."""
+        return super()._should_upgrade_to_ws() and _SOCKETS.fullmatch(self.url.partition(b"?")[0]) is not None
 
     def _hand_over(self, data: bytes) -> None:
         """The connection is somebody else's from now on."""

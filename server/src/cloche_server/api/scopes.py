@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
 
-from fastapi import Request
+from starlette.requests import HTTPConnection
 
 from cloche_server.api.context import services_of, token_of
 from cloche_server.core.errors import ClocheError
@@ -61,6 +61,18 @@ NEEDS: Final[dict[str, Need]] = {
     "exec_get": _EXEC,
     "exec_attach": _EXEC,
     "exec_kill": _EXEC,
+    "processes_start": _EXEC,
+    "processes_list": _EXEC,
+    "processes_get": _EXEC,
+    "processes_wait": _EXEC,
+    "processes_signal": _EXEC,
+    "processes_resize": _EXEC,
+    "processes_write": _EXEC,
+    "processes_close_stdin": _EXEC,
+    "processes_delete": _EXEC,
+    "processes_output": _EXEC,
+    "terminal_terminal": _EXEC,
+    "terminal_ssh": _EXEC,
     "files_read": _EXEC,
     "files_write": _EXEC,
     "files_delete": _EXEC,
@@ -150,7 +162,9 @@ def need_of(operation: str) -> Need:
 
 
 def operation_id(route: Any) -> str:
-    """`exec_run`: the tag and the name of the route."""
+    """`exec_run`: the tag and the name of the route. All WebSockets are terminals, of one name each."""
+    if not hasattr(route, "tags"):
+        return f"terminal_{route.name}"
     tag = "later" if route.tags[0] == "not in this release" else route.tags[0]
     return f"{tag}_{route.name}"
 
@@ -163,8 +177,8 @@ def narrowed(only: str | None, asked: str | None, workspace: str) -> tuple[str |
     return asked, NOWHERE
 
 
-async def authorize(request: Request) -> None:
-    """Stands before every route below `/v1`. Raises `auth.forbidden`."""
+async def authorize(request: HTTPConnection) -> None:
+    """Stands before every route below `/v1`, those of WebSockets too. Raises `auth.forbidden`."""
     token = token_of(request)
     need = need_of(operation_id(request.scope["route"]))
     if not token.scope.holds(need.scope):
@@ -177,7 +191,7 @@ async def authorize(request: Request) -> None:
         await _narrow(request, token, token.sandbox_id, need)
 
 
-async def _narrow(request: Request, token: TokenInfo, only: str, need: Need) -> None:
+async def _narrow(request: HTTPConnection, token: TokenInfo, only: str, need: Need) -> None:
     """Of a token of one sandbox."""
     if need.reach is not Reach.SANDBOX:
         raise ClocheError(

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cloche_server.app.process_table import ProcessTable
 from cloche_server.core.budgets import Account
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.expiry import expires_at, is_due
@@ -66,6 +67,7 @@ class Entry:
     traffic: Traffic = field(default_factory=Traffic)
     #: The budget that was opened for it, until whoever minds budgets has taken it.
     account: Account | None = None
+    processes: ProcessTable = field(default_factory=ProcessTable)
     mailbox: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set at the next move, and then another one takes its place.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ from cloche_server.core.command import Command, CommandEnd, CommandResult, check
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.output import ChunkDecoder, OutputCollector
+from cloche_server.core.process import tag_text
 from cloche_server.core.secrets import guest_env
 from cloche_server.guest.frames import STDERR, STDOUT, Exit, Frame, Gap, Output
 from cloche_server.guest.streams import ExecCall
@@ -78,7 +79,7 @@ class Execs:
                         elif isinstance(frame, Gap):
                             (err if frame.stream == STDERR else out).gap(frame.bytes)
                         elif isinstance(frame, Exit):
-                            end = _end(frame)
+                            end = end_of(frame)
             except TimeoutError:
                 end = CommandEnd(137, "timeout", command.timeout * 1000, "SIGKILL", 9, "ended by the clock of the host")
             except ClocheError as error:
@@ -128,7 +129,7 @@ class Execs:
                 if isinstance(frame, Output):
                     entry.traffic.out(len(frame.data))
                     (out if frame.stream == STDOUT else err).add(frame.data)
-        result = _result(command, _end(info.exit), out, err)
+        result = _result(command, end_of(info.exit), out, err)
         return info, _with_losses(result, info.exit, out, err)
 
     async def attach(self, workspace: str, sandbox_id: str, exec_id: str, offset: int, encoding: str) -> ExecStream:
@@ -214,7 +215,7 @@ class ExecStream:
                     yield StreamChunk(name, rest, self._offset)
             metrics.execs.labels(frame.reason).inc()
             metrics.exec_seconds.observe(frame.duration_ms / 1000)
-            yield _end(frame)
+            yield end_of(frame)
 
 
 async def lost(entry: Entry, error: ClocheError) -> ClocheError:
@@ -242,13 +243,27 @@ async def lost(entry: Entry, error: ClocheError) -> ClocheError:
     )
 
 
-def _request(command: Command, entry: Entry, *, limited: bool = True) -> ExecRequest:
+def laid_out(
+    entry: Entry,
+    shell: str | None,
+    argv: Sequence[str] | None,
+    env: Mapping[str, str],
+    cwd: str | None,
+    user: str | None,
+) -> dict[str, Any]:
+    """Environment, directory and user of a command in a sandbox. Raises `exec.too_large`, `request.invalid`."""
     defaults = entry.record.defaults
     if entry.record.is_read:
         defaults = replace(defaults, env={**guest_env(entry.record.grants), **defaults.env})
-    merged: dict[str, Any] = with_defaults(command, defaults)
-    check_size(command.argv, command.shell, merged["env"])
+    merged: dict[str, Any] = with_defaults(Command("", env=env, cwd=cwd, user=user), defaults)
+    check_size(argv, shell, merged["env"])
+    return merged
+
+
+def _request(command: Command, entry: Entry, *, limited: bool = True) -> ExecRequest:
+    merged = laid_out(entry, command.shell, command.argv, command.env, command.cwd, command.user)
     return ExecRequest(
+        tag=tag_text(command.shell, command.argv) if command.detach else "",
         id=command.exec_id,
         argv=command.argv,
         shell=command.shell,
@@ -261,7 +276,8 @@ def _request(command: Command, entry: Entry, *, limited: bool = True) -> ExecReq
     )
 
 
-def _end(frame: Exit) -> CommandEnd:
+def end_of(frame: Exit) -> CommandEnd:
+    """How a command ended, as the guest says it."""
     killed = frame.signal, frame.signal_number, frame.detail
     used = frame.user_ms, frame.system_ms, frame.max_rss_kb
     return CommandEnd(frame.exit_code, frame.reason, frame.duration_ms, *killed, *used)

@@ -21,6 +21,7 @@ from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.network import NetworkVerbs
 from cloche_server.app.ports import Ports
+from cloche_server.app.processes import Processes
 from cloche_server.app.promote_template import Promoter
 from cloche_server.app.restore import Restores
 from cloche_server.app.run_jobs import RunJobs
@@ -31,6 +32,7 @@ from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
 from cloche_server.app.stop import StopVerbs
 from cloche_server.app.templates import Templates
+from cloche_server.app.terminal import Terminals
 from cloche_server.app.tokens import Tokens
 from cloche_server.app.webhooks import Webhooks
 from cloche_server.core.records import Isolation
@@ -58,6 +60,8 @@ class Services:
     exporter: Exporter
     importer: Importer
     execs: Execs
+    processes: Processes
+    terminals: Terminals
     files: Files
     consoles: Consoles
     templates: Templates

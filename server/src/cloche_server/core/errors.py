@@ -122,6 +122,14 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "exec.user_not_found": ErrorSpec("the user does not exist in the sandbox"),
     "exec.invalid_cwd": ErrorSpec("the working directory cannot be used"),
     "exec.cancelled": ErrorSpec("the command was cancelled"),
+    # processes
+    "process.not_found": ErrorSpec("there is no such process"),
+    "process.ended": ErrorSpec("the process has ended"),
+    "process.lost": ErrorSpec("the process was lost when its machine was stopped"),
+    "process.no_input": ErrorSpec(
+        "the process has no input that is open", action="start it with `stdin` `pipe`, or with a terminal"
+    ),
+    "process.no_terminal": ErrorSpec("the process has no terminal", action="start it with `pty`"),
     # files
     "file.not_found": ErrorSpec("there is no such file or directory"),
     "file.is_directory": ErrorSpec("the path is a directory"),

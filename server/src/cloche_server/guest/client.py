@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import re
 import time
 from collections.abc import Awaitable, Mapping
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from .caller import CALL_SECONDS, Caller
 from .errors import CallContext
 from .files import FileCalls
 from .h2link import Response
+from .processes import ProcessCalls, exec_path, is_exec_id
 from .streams import IDLE_SECONDS, ExecCall
 from .tunnel import GuestTunnel, open_tunnel
 from .types import AgentInfo, ExecInfo, ExecRequest, ListeningPort, RenewRequest, RenewResult, Usage
@@ -23,11 +23,10 @@ __all__ = ["GuestClient"]
 
 _MACHINE: Final = CallContext("machine")
 _EXECS_BYTES: Final = 4 * 1024 * 1024
-_EXEC_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
 
 
-class GuestClient(FileCalls):
-    """Speaks to the agent of one sandbox; file calls are in `FileCalls`.
+class GuestClient(FileCalls, ProcessCalls):
+    """Speaks to the agent of one sandbox; file calls are in `FileCalls`, those of processes in `ProcessCalls`.
 
     Connects when a call needs it. Every method raises ClocheError: `sandbox.unreachable` (LinkLost,
     LinkTimeout) when the agent is not there, `guest.protocol` when it answers nonsense, and what
@@ -156,13 +155,15 @@ class GuestClient(FileCalls):
         self,
         exec_id: str,
         from_offset: int = 0,
+        stream: str | None = None,
         *,
         timeout: float = CALL_SECONDS,
         idle_timeout: float = IDLE_SECONDS,
     ) -> ExecCall:
-        """Follow the output of a detached command from an offset to its exit."""
-        path = _exec_path(exec_id) + "/output"
-        query = (("from", str(from_offset)),)
+        """Follow the output of a detached command from an offset to its exit: of both streams, or of one alone, whose
+        own bytes are then counted."""
+        path = exec_path(exec_id) + "/output"
+        query = (("from", str(from_offset)), *((("stream", stream),) if stream else ()))
 
         def start() -> Awaitable[Response]:
             ctx = CallContext("exec", exec_id=exec_id)
@@ -179,36 +180,42 @@ class GuestClient(FileCalls):
     async def exec_info(self, exec_id: str, *, timeout: float = CALL_SECONDS) -> ExecInfo:
         """One command. Raises `exec.not_found`."""
         ctx = CallContext("exec", exec_id=exec_id)
-        return decode.exec_info(await self._caller.call("GET", _exec_path(exec_id), ctx, timeout=timeout))
+        return decode.exec_info(await self._caller.call("GET", exec_path(exec_id), ctx, timeout=timeout))
 
     async def exec_kill(self, exec_id: str, *, timeout: float = CALL_SECONDS) -> None:
         """Kill a command with all its processes; fine when it has ended. Raises `exec.not_found`."""
         ctx = CallContext("exec", exec_id=exec_id)
-        await self._caller.call("DELETE", _exec_path(exec_id), ctx, timeout=timeout)
+        await self._caller.call("DELETE", exec_path(exec_id), ctx, timeout=timeout)
 
 
-def _exec_path(exec_id: str) -> str:
-    # An id of another form can't exist, and must not become part of a path.
-    if not _EXEC_ID.fullmatch(exec_id):
-        raise ClocheError("exec.not_found", "There is no exec with this id: it is not a valid one.")
-    return "/v1/exec/" + exec_id
+_PLAIN: Final = (
+    *("cwd", "user", "timeout_ms", "detach", "max_output", "kill_on_limit"),
+    *("record_bytes", "linger_ms", "tag"),
+)
 
 
 def _exec_body(request: ExecRequest) -> dict[str, Any]:
-    if not _EXEC_ID.fullmatch(request.id):
+    if not is_exec_id(request.id):
         raise ClocheError("request.invalid", "The id of an exec is [a-z0-9][a-z0-9-]{0,63}.")
-    if (request.argv is None) == (request.shell is None):
+    login = request.pty is not None and request.argv is None and request.shell is None
+    if (request.argv is None) == (request.shell is None) and not login:
         raise ClocheError("request.invalid", "Exactly one of `argv` and `shell` has to be given.")
     body: dict[str, Any] = {"id": request.id}
     if request.argv is not None:
         body["argv"] = list(request.argv)
-    else:
+    elif request.shell is not None:
         body["shell"] = request.shell
     if request.env:
         body["env"] = dict(request.env)
     if request.stdin is not None:
         body["stdin_b64"] = base64.b64encode(request.stdin).decode()
-    for name in ("cwd", "user", "timeout_ms", "detach", "max_output", "kill_on_limit"):
+    if request.rlimits:
+        body["rlimits"] = dict(request.rlimits)
+    if request.keep_stdin:
+        body["stdin"] = "pipe"
+    if request.pty is not None:
+        body["pty"] = {"cols": request.pty[0], "rows": request.pty[1]}
+    for name in _PLAIN:
         if value := getattr(request, name):
             body[name] = value
     return body

@@ -14,10 +14,13 @@ from .types import (
     DirListing,
     Entry,
     ExecInfo,
+    Execs,
+    GuestProcess,
     ListeningPort,
     RenewResult,
     Usage,
     WriteResult,
+    Written,
 )
 
 _NAME_MAX: Final = 1024
@@ -25,6 +28,8 @@ _PATH_MAX: Final = 8192
 _STEPS_MAX: Final = 32
 EXECS_MAX: Final = 10_000
 _PORTS_MAX: Final = 1024
+_PROCESSES_MAX: Final = 2048
+_TAG_MAX: Final = 2048
 
 
 def agent_info(body: object) -> AgentInfo:
@@ -77,11 +82,57 @@ def exec_info(body: object) -> ExecInfo:
         detach=f.flag("detach"),
         exit=parse_exit(Fields(f.raw("exit"))) if f.has("exit") else None,
         offset=f.integer("offset", default=0),
+        first=f.integer("first", default=0),
+        stdout_bytes=f.integer("stdout", default=0),
+        stderr_bytes=f.integer("stderr", default=0),
+        stdin=_stdin(f.text("stdin", 16, default="none")),
+        pty=_size(Fields(f.raw("pty"))) if f.has("pty") else None,
+        tag=f.text("tag", _TAG_MAX, default=""),
     )
+
+
+def _stdin(text: str) -> str:
+    return text if text in {"pipe", "closed", "pty"} else "none"
+
+
+def _size(f: Fields) -> tuple[int, int]:
+    return f.integer("cols", 0, 65535), f.integer("rows", 0, 65535)
 
 
 def exec_list(body: object) -> list[ExecInfo]:
     return [exec_info(item) for item in Fields(body).items("execs", EXECS_MAX)]
+
+
+def execs(body: object) -> Execs:
+    return Execs(Fields(body).text("boot_id", 64, default=""), exec_list(body))
+
+
+def written(body: object, most: int) -> Written:
+    f = Fields(body)
+    return Written(f.integer("bytes", 0, most), f.flag("closed"))
+
+
+def processes(body: object) -> tuple[list[GuestProcess], bool]:
+    fields = Fields(body)
+    found = []
+    for item in fields.items("processes", _PROCESSES_MAX):
+        f = Fields(item)
+        found.append(
+            GuestProcess(
+                pid=f.integer("pid", 0, 2**31),
+                ppid=f.integer("ppid", 0, 2**31, default=0),
+                uid=f.integer("uid", 0, 2**32, default=0),
+                user=printable(f.text("user", 64, default="")),
+                state=printable(f.text("state", 1, default="")),
+                cpu_ms=f.number("cpu_ms", 0.0),
+                rss_kb=f.integer("rss_kb", default=0),
+                started_ns=f.integer("started_ns", default=0),
+                name=printable(f.text("name", 64, default="")),
+                command=printable(f.text("command", 512, default="")),
+                exec_id=f.opt_text("exec_id", 64),
+            )
+        )
+    return found, fields.flag("truncated")
 
 
 def ports(body: object) -> list[ListeningPort]:

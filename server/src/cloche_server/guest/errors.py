@@ -22,6 +22,17 @@ _FIELDS: Final = frozenset(
         "user",
         "cwd",
         "exec_id",
+        "stdin",
+        "pty",
+        "cols",
+        "rows",
+        "rlimits",
+        "record_bytes",
+        "linger_ms",
+        "tag",
+        "signal",
+        "target",
+        "stream",
         "id",
         "argv",
         "shell",
@@ -89,7 +100,7 @@ def protocol_error(what: str) -> ClocheError:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What the caller asked for, for the wording of errors. `area`: machine, exec, file or port."""
+    """What the caller asked for, for the wording of errors. `area`: machine, exec, process, file or port."""
 
     area: str
     path: str | bytes | None = None
@@ -110,6 +121,8 @@ def _quoted(value: str | bytes | None, fallback: str) -> str:
 
 
 def _not_found(ctx: CallContext, field: str) -> tuple[str, str]:
+    if ctx.area == "process":
+        return "process.not_found", f"There is no process {_quoted(ctx.exec_id, 'with this id')} in the sandbox."
     if field == "user":
         return "exec.user_not_found", f"There is no user {_quoted(ctx.user, 'of this name')} in the sandbox."
     if field == "cwd":
@@ -148,7 +161,17 @@ def _too_large(ctx: CallContext, field: str, errno: str) -> tuple[str, str]:
     return "file.name_too_long", f"A name in {_quoted(ctx.path, 'the path')} is too long for the file system."
 
 
+#: What the agent knows better than the API, in words for whoever has sent it.
+_WRONG: Final[Mapping[str, str]] = {
+    "signal": "There is no such signal: send its name, as in TERM, or its number from 1 to 64.",
+    "from": "There is no output at this offset yet.",
+    "rlimits": "A limit of `rlimits` is unknown or out of its range.",
+}
+
+
 def _bad_request(ctx: CallContext, field: str) -> tuple[str, str]:
+    if field in _WRONG:
+        return "request.invalid", _WRONG[field]
     if field == "cwd":
         return "exec.invalid_cwd", f"The working directory {_quoted(ctx.cwd, '')} cannot be used."
     if field:
@@ -173,7 +196,25 @@ _CONFLICTS_BY_ERRNO: Final[Mapping[str, tuple[str, str]]] = {
 }
 
 
+def _of_process(ctx: CallContext, field: str) -> tuple[str, str] | None:
+    """A conflict about something that a process has or has not."""
+    name = _quoted(ctx.exec_id, "with this id")
+    if field == "pty":
+        what = "has no terminal" if ctx.area == "process" else "cannot be given a terminal: the sandbox has none left"
+        return "process.no_terminal", f"The process {name} {what}."
+    if field == "stdin" and ctx.area == "process":
+        return (
+            "process.no_input",
+            f"The process {name} has no input that could be written to or ended: see its `stdin`.",
+        )
+    if ctx.area == "process":
+        return "process.ended", f"The process {name} has ended."
+    return None
+
+
 def _conflict(ctx: CallContext, code: str, field: str, errno: str) -> tuple[str, str]:
+    if (told := _of_process(ctx, field)) is not None:
+        return told
     if field == "cwd":
         return "exec.invalid_cwd", f"The working directory {_quoted(ctx.cwd, '')} is not a directory."
     if ctx.area == "exec" and code == "conflict":

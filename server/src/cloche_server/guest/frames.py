@@ -38,10 +38,13 @@ _REASONS: Final[tuple[Reason, ...]] = (
 
 
 class Started(NamedTuple):
-    """First frame. `pid` is 0 when the program could not be started; `started_ns` is Unix time."""
+    """First frame. `pid` is 0 when the program could not be started; `started_ns` is Unix time. `stdout_at`,
+    `stderr_at`: bytes of each stream before what follows, where that is known."""
 
     pid: int
     started_ns: int
+    stdout_at: int | None = None
+    stderr_at: int | None = None
 
 
 class Output(NamedTuple):
@@ -53,11 +56,14 @@ class Output(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """`bytes` of `stream` were dropped here; stream 0 means bytes of both."""
+    """`bytes` of `stream` were dropped here; stream 0 means bytes of both, and then `stdout_at` and `stderr_at` are
+    the bytes of each of them up to here."""
 
     stream: int
     offset: int
     bytes: int
+    stdout_at: int | None = None
+    stderr_at: int | None = None
 
 
 class Exit(NamedTuple):
@@ -114,6 +120,10 @@ def parse_exit(fields: Fields) -> Exit:
         stdout_dropped=fields.integer("stdout_dropped", default=0),
         stderr_dropped=fields.integer("stderr_dropped", default=0),
     )
+
+
+def _places(fields: Fields) -> tuple[int | None, int | None]:
+    return fields.opt_integer("stdout_at", 0, _MAX_OFFSET), fields.opt_integer("stderr_at", 0, _MAX_OFFSET)
 
 
 class FrameDecoder:
@@ -184,9 +194,10 @@ class FrameDecoder:
             return Heartbeat(offset)
         fields = Fields(parse_object(payload))
         if kind == _STARTED:
-            return Started(fields.integer("pid", 0, 2**31), fields.integer("started_ns", default=0))
+            return Started(fields.integer("pid", 0, 2**31), fields.integer("started_ns", default=0), *_places(fields))
         if kind == _GAP:
-            gap = Gap(fields.integer("stream", 0, 2), offset, fields.integer("bytes", 0, _MAX_OFFSET))
+            count = fields.integer("bytes", 0, _MAX_OFFSET)
+            gap = Gap(fields.integer("stream", 0, 2), offset, count, *_places(fields))
             self._offset += gap.bytes
             return gap
         self.done = True
@@ -203,7 +214,8 @@ def encode_frame(frame: Frame, offset: int = 0) -> bytes:
     if isinstance(frame, Heartbeat):
         return _pack(_HEARTBEAT, frame.offset, b"")
     if isinstance(frame, Gap):
-        return _pack(_GAP, frame.offset, json.dumps({"stream": frame.stream, "bytes": frame.bytes}).encode())
+        gap = {name: value for name, value in frame._asdict().items() if value is not None and name != "offset"}
+        return _pack(_GAP, frame.offset, json.dumps(gap).encode())
     kind = _STARTED if isinstance(frame, Started) else _EXIT
     event = {name: value for name, value in frame._asdict().items() if value is not None}
     return _pack(kind, offset, json.dumps(event).encode())

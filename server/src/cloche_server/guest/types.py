@@ -98,11 +98,19 @@ class ExecRequest:
     detach: bool = False
     max_output: int = 0
     kill_on_limit: bool = False
+    rlimits: Mapping[str, int] = field(default_factory=dict)
+    #: Of detached commands: see docs/agent-protocol.md, §3.6.
+    keep_stdin: bool = False
+    pty: tuple[int, int] | None = None
+    record_bytes: int = 0
+    linger_ms: int = 0
+    tag: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class ExecInfo:
-    """One command the agent knows. `exit` is there when it has ended; `offset`: bytes of output so far."""
+    """One command the agent knows. `exit` is there when it has ended; `offset`: bytes of output so far, of which
+    those from `first` on are kept. `pty`: columns and rows. `stdin`: none, pipe, closed or pty."""
 
     id: str
     pid: int
@@ -111,6 +119,45 @@ class ExecInfo:
     detach: bool
     exit: Exit | None
     offset: int
+    first: int = 0
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+    stdin: str = "none"
+    pty: tuple[int, int] | None = None
+    tag: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Execs:
+    """All commands that the agent knows. `boot_id` is another one after each start of the machine."""
+
+    boot_id: str
+    execs: Sequence[ExecInfo]
+
+
+@dataclass(frozen=True, slots=True)
+class GuestProcess:
+    """One process of the guest. Text as the guest says it; `command` is cut."""
+
+    pid: int
+    ppid: int
+    uid: int
+    user: str
+    state: str
+    cpu_ms: float
+    rss_kb: int
+    started_ns: int
+    name: str
+    command: str
+    exec_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a process has taken of its input. `closed`: it takes no more."""
+
+    bytes: int
+    closed: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,9 @@ from .files import AsyncFiles
 from .life import AsyncLife, IdleAction
 from .network import AsyncNetwork
 from .ports import AsyncPorts
+from .processes import AsyncProcesses
 from .snapshot import AsyncSnapshot
+from .terminal import AsyncTerminal
 from .transport import AsyncTransport
 
 Execs = list[ExecInfo]
@@ -41,6 +43,25 @@ class AsyncSandbox(AsyncLife, AsyncNetwork, AsyncPorts):
         """Not for direct use: `create`, `connect` and `list` make sandboxes."""
         super().__init__(transport, info)
         self.files = AsyncFiles(transport, info.id)
+        self.processes = AsyncProcesses(transport, info.id)
+
+    def terminal(
+        self,
+        cols: int | None = None,
+        rows: int | None = None,
+        *,
+        process: str | None = None,
+        from_offset: int | None = None,
+        linger_seconds: int | None = None,
+    ) -> AsyncTerminal:
+        """A login shell at a terminal, or the terminal of a `process` that runs, with its output from an offset on.
+
+        The shell ends when nobody has been at it for `linger_seconds` (default: the server's).
+        """
+        query = _call.params(cols=cols, rows=rows, process=process, linger_seconds=linger_seconds)
+        if from_offset is not None:
+            query["from"] = str(from_offset)
+        return AsyncTerminal(self._transport, self.id, query)
 
     # --- make and find
 

@@ -23,7 +23,9 @@ from .files import Files
 from .life import Life, IdleAction
 from .network import AsyncNetwork
 from .ports import Ports
+from .processes import Processes
 from .snapshot import Snapshot
+from .terminal import Terminal
 from .transport import Transport
 
 Execs = list[ExecInfo]
@@ -44,6 +46,25 @@ class Sandbox(Life, AsyncNetwork, Ports):
         """Not for direct use: `create`, `connect` and `list` make sandboxes."""
         super().__init__(transport, info)
         self.files = Files(transport, info.id)
+        self.processes = Processes(transport, info.id)
+
+    def terminal(
+        self,
+        cols: int | None = None,
+        rows: int | None = None,
+        *,
+        process: str | None = None,
+        from_offset: int | None = None,
+        linger_seconds: int | None = None,
+    ) -> Terminal:
+        """A login shell at a terminal, or the terminal of a `process` that runs, with its output from an offset on.
+
+        The shell ends when nobody has been at it for `linger_seconds` (default: the server's).
+        """
+        query = _call.params(cols=cols, rows=rows, process=process, linger_seconds=linger_seconds)
+        if from_offset is not None:
+            query["from"] = str(from_offset)
+        return Terminal(self._transport, self.id, query)
 
     # --- make and find
 

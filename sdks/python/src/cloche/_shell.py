@@ -1,0 +1,104 @@
+"""`cloche shell`: this terminal, joined to one in a sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from ._async.sandbox import AsyncSandbox
+from ._async.terminal import AsyncTerminal
+from .errors import ConnectionLost
+
+_PIECE = 65536
+
+
+async def shell(sandbox_id: str, process: str | None, from_offset: int | None) -> int:
+    """Joins both until the far one has ended; returns its exit code. The near one is raw meanwhile, if it is one."""
+    sandbox = await AsyncSandbox.connect(sandbox_id)
+    size = shutil.get_terminal_size()
+    async with sandbox.terminal(size.columns, size.lines, process=process, from_offset=from_offset) as far:
+        try:
+            return await _join(far)
+        except ConnectionLost as error:
+            again = f"cloche shell {sandbox_id} --process {far.process_id} --from {far.offset}"
+            raise ConnectionLost(f"{error}; come back with: {again}") from error
+
+
+async def _join(far: AsyncTerminal) -> int:
+    loop = asyncio.get_running_loop()
+    resizing: set[asyncio.Task[None]] = set()
+
+    def resized() -> None:
+        size = shutil.get_terminal_size()
+        task = loop.create_task(far.resize(size.columns, size.lines))
+        resizing.add(task)
+        task.add_done_callback(resizing.discard)
+
+    loop.add_signal_handler(signal.SIGWINCH, resized)
+    typing = asyncio.ensure_future(_type(far))
+    try:
+        with _raw(sys.stdin.fileno()):
+            while data := await far.read():
+                await asyncio.to_thread(_show, data)
+    finally:
+        loop.remove_signal_handler(signal.SIGWINCH)
+        for task in (typing, *resizing):
+            task.cancel()
+        await asyncio.gather(typing, *resizing, return_exceptions=True)
+    return far.exit_code or 0
+
+
+def _show(data: bytes) -> None:
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
+
+
+async def _type(far: AsyncTerminal) -> None:
+    """What is typed here is typed there. At the end of a file or pipe the far one sees the end of its input."""
+    async for data in _typed(sys.stdin.fileno()):
+        await far.write(data)
+    await far.write(b"\x04")
+
+
+async def _typed(fd: int) -> Any:
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    try:
+        loop.add_reader(fd, ready.set)
+    except (OSError, ValueError):  # a file is always ready, and no loop waits for it
+        while data := await asyncio.to_thread(os.read, fd, _PIECE):
+            yield data
+        return
+    try:
+        while True:
+            await ready.wait()
+            ready.clear()
+            data = os.read(fd, _PIECE)
+            if not data:
+                return
+            yield data
+    finally:
+        loop.remove_reader(fd)
+
+
+@contextlib.contextmanager
+def _raw(fd: int) -> Iterator[None]:
+    """Every key goes to the far side, Ctrl-C too."""
+    if not os.isatty(fd):
+        yield
+        return
+    import termios
+    import tty
+
+    before = termios.tcgetattr(fd)
+    tty.setraw(fd, termios.TCSANOW)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(fd, termios.TCSADRAIN, before)
