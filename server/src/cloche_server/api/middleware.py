@@ -33,6 +33,7 @@ from cloche_server.app.audit import AuditEntry
 from cloche_server.app.calls import Call, revoked
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.filelinks import PREFIX
 from cloche_server.core.ids import is_sandbox_id
 from cloche_server.core.records import TokenInfo
 from cloche_server.host.clock import random_bytes
@@ -125,6 +126,9 @@ class RequestMiddleware:
             return
         if self._services.stopping.is_set():
             raise ClocheError("server.shutting_down", "the server is shutting down; try again", retry_after=2)
+        if scope["path"].startswith(PREFIX):
+            await self._by_link(scope, receive, answer)
+            return
         token = await self._token(scope)
         scope["cloche.token"] = token
         verdict = self._limits.take(token.prefix, time.monotonic())
@@ -139,6 +143,16 @@ class RequestMiddleware:
             await self._app(scope, receive, answer.send)
         finally:
             calls.finish(call)
+
+    async def _by_link(self, scope: Scope, receive: Receive, answer: _Answer) -> None:
+        """A signed link to a file: it needs no token, and one that is not good counts as a failure to have one."""
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
+        try:
+            scope["cloche.link"] = self._services.file_links.read(scope["path"].removeprefix(PREFIX), method)
+        except ClocheError:
+            self._limits.check_failure(address_of(scope), time.monotonic())
+            raise
+        await self._app(scope, receive, answer.send)
 
     async def _token(self, scope: Scope) -> TokenInfo:
         try:

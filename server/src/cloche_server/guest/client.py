@@ -14,6 +14,7 @@ from . import decode
 from .caller import CALL_SECONDS, Caller
 from .errors import CallContext
 from .files import FileCalls
+from .filetools import FileToolCalls
 from .h2link import Response
 from .streams import IDLE_SECONDS, ExecCall
 from .tunnel import GuestTunnel, open_tunnel
@@ -26,8 +27,9 @@ _EXECS_BYTES: Final = 4 * 1024 * 1024
 _EXEC_ID: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,63}", re.ASCII)
 
 
-class GuestClient(FileCalls):
-    """Speaks to the agent of one sandbox; file calls are in `FileCalls`.
+class GuestClient(FileCalls, FileToolCalls):
+    """Speaks to the agent of one sandbox; file calls are in `FileCalls` and
+    `FileToolCalls`.
 
     Connects when a call needs it. Every method raises ClocheError: `sandbox.unreachable` (LinkLost,
     LinkTimeout) when the agent is not there, `guest.protocol` when it answers nonsense, and what
