@@ -26,7 +26,10 @@ from cloche_server.app.console import Consoles
 from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
 from cloche_server.app.export import Exporter
+from cloche_server.app.filelinks import FileLinks
 from cloche_server.app.files import Files
+from cloche_server.app.filetools import FileTools
+from cloche_server.app.git import Git
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.network import NetworkVerbs
 from cloche_server.app.ports import Ports
@@ -56,6 +59,7 @@ PASSING = {"x-request-id", "x-ratelimit-remaining", "x-ratelimit-reset"}
 BODY: dict[str, Any] = {
     "cmd": "id", "path": "/x", "from": "/x", "to": "/y", "cpu_seconds": 1000, "scope": "read",
     "url": "http://127.0.0.1:1/", "name": "n1", "count": 1, "value": "v", "port": 8080,
+    "pattern": "x", "replacement": "y", "paths": ["/x"], "target": "/y", "message": "m", "ref": "x", "owner": "root",
 }  # fmt: skip
 
 
@@ -128,7 +132,7 @@ def operations() -> list[Operation]:
     found = []
     for path, methods in build_document(bare_app(), Settings())["paths"].items():
         for method, about in methods.items():
-            if path.startswith("/v1/"):
+            if path.startswith("/v1/") and "x-scope" in about:  # a signed link needs no token
                 kind = path.split("/")[2] if path.split("/")[3:4] and path.split("/")[3].startswith("{") else ""
                 found.append(
                     Operation(about["operationId"], method.upper(), path, about["x-scope"], about["x-reach"], kind)
@@ -219,7 +223,8 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
         creates=NamedCreates(host.creates, host.access, host.lifecycle), lifecycle=host.lifecycle, sleep=host.sleep,
         power=host.power, forks=host.forks, snapshots=host.snapshots, restores=host.restores,
         promoter=Promoter(chosen, *parts, host.clock), exporter=Exporter(*parts),
-        importer=Importer(chosen, *parts, host.clock), execs=Execs(host.access), files=Files(host.access),
+        importer=Importer(chosen, *parts, host.clock), execs=Execs(host.access), files=Files(host.access), file_tools=FileTools(host.access),
+        file_links=FileLinks(host.access, host.clock, b"k" * 32), git=Git(host.access, Execs(host.access)),
         consoles=Consoles(host.access, host.root), templates=Templates(site.templates, keeper),
         tokens=Tokens(TokenStore(host.database), host.clock), meters=host.meters, budgets=host.spending,
         events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, ports=ports,

@@ -14,16 +14,19 @@ from ._async.client import AsyncClient
 from ._async.events import AsyncEventStream, AsyncWebhooks
 from ._async.execution import AsyncExec, AsyncExecStream
 from ._async.files import AsyncFiles, AsyncFileStream
+from ._async.git import AsyncGit
 from ._async.sandbox import AsyncSandbox
 from ._async.snapshot import AsyncSnapshot
 from ._sync.client import Client
 from ._sync.events import EventStream, Webhooks
 from ._sync.execution import Exec, ExecStream
 from ._sync.files import Files, FileStream
+from ._sync.git import Git
 from ._sync.sandbox import Sandbox
 from ._sync.snapshot import Snapshot
 from ._version import __version__
 from .errors import (
+    ArchiveError,
     AuthError,
     BootFailed,
     BudgetExceeded,
@@ -41,10 +44,12 @@ from .errors import (
     DirectoryNotEmpty,
     ExecNotFound,
     FileBusy,
+    FileChanged,
     FileError,
     FileExists,
     FileNotFound,
     Forbidden,
+    GitError,
     GuestError,
     InvalidRequestError,
     InvalidStateError,
@@ -109,12 +114,14 @@ from .ports import Port, PreviewToken
 from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
 __all__ = [
+    "ArchiveError",
     "AsyncClient",
     "AsyncEventStream",
     "AsyncExec",
     "AsyncExecStream",
     "AsyncFileStream",
     "AsyncFiles",
+    "AsyncGit",
     "AsyncSandbox",
     "AsyncSnapshot",
     "AsyncWebhooks",
@@ -149,6 +156,7 @@ __all__ = [
     "Exit",
     "Explanation",
     "FileBusy",
+    "FileChanged",
     "FileEntry",
     "FileError",
     "FileExists",
@@ -158,6 +166,8 @@ __all__ = [
     "Forbidden",
     "ForkResult",
     "Gap",
+    "Git",
+    "GitError",
     "GuestError",
     "InvalidRequestError",
     "InvalidStateError",

@@ -341,6 +341,18 @@ class NoSpace(FileError):
 # --- ports
 
 
+class FileChanged(FileError, ConflictError):
+    """The file is not as a condition of the write said; nothing was written."""
+
+
+class ArchiveError(FileError):
+    """An archive was refused. `details["done"]` counts what had been unpacked before."""
+
+
+class GitError(ClocheError):
+    """git has failed in the sandbox; `code` says why, `details["output"]` what it said."""
+
+
 class PortError(ClocheError):
     """Nothing listens on a port of the sandbox, or what does cannot be used."""
 

@@ -397,3 +397,4 @@ class WriteResult:
     path: str
     bytes: int
     created: bool
+    etag: str | None = None

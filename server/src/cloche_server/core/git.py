@@ -198,7 +198,7 @@ def parse_status(raw: bytes, *, cut: bool) -> Status:
     files: list[ChangedFile] = []
     records = raw.split(b"\0")
     if cut:
-        records = records[:-2]
+        records.pop()  # half a record
     items = iter(records)
     for record in items:
         if record.startswith(b"# "):

@@ -121,6 +121,14 @@ def _not_found(ctx: CallContext, field: str) -> tuple[str, str]:
         return "exec.not_found", f"There is no exec {_quoted(ctx.exec_id, 'with this id')} in the sandbox."
     if field == "port":
         return "port.closed", f"Nothing listens on port {ctx.port} of the sandbox."
+    if ctx.area == "file" and not field:
+        # It says of every path that it is one: what it does not find is the call.
+        return (
+            "not_implemented",
+            "The agent in this sandbox is older than the server and does not know this call; make another sandbox.",
+        )
+    if ctx.area == "file" and field in ("owner", "group"):
+        return "request.invalid", f"There is no such {field} in the sandbox."
     if ctx.area == "file":
         path = _quoted(ctx.path, "at this path")
         return "file.not_found", f"There is no file or directory {path} in the sandbox."

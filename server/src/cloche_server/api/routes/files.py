@@ -215,7 +215,9 @@ async def write(
 
 def written(result: Any) -> Response:
     body = {"path": result.path, "bytes": result.bytes, "created": result.created}
-    return json_response(body, headers={} if result.tag is None else {"ETag": etag(result.tag)})
+    if result.tag is None:
+        return json_response(body)
+    return json_response(body | {"etag": etag(result.tag)}, headers={"ETag": etag(result.tag)})
 
 
 async def upload(request: Request) -> AsyncIterator[bytes]:

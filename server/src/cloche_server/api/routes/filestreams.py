@@ -33,7 +33,7 @@ from cloche_server.core.trees import WatchEvent
 
 router = APIRouter(tags=["files"])
 
-_GUEST = (400, 402, 403, 404, 409, 413, 500, 502, 503, 507)
+_GUEST = (400, 402, 403, 404, 409, 413, 500, 501, 502, 503, 507)
 _TYPES = {"tar": "application/x-tar", "tar.gz": "application/gzip", "zip": "application/zip"}
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 _PATTERNS = "Patterns of names, as in a search; may be given often."

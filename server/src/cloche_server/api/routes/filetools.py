@@ -39,7 +39,7 @@ from cloche_server.core.trees import Found, Match, Use
 
 router = APIRouter(tags=["files"])
 
-_GUEST = (400, 402, 403, 404, 409, 413, 500, 502, 503, 507)
+_GUEST = (400, 402, 403, 404, 409, 413, 500, 501, 502, 503, 507)
 #: What one failed file of a replacement is called in the answer.
 _REPLACE_ERRORS = {
     "not_found": "file.not_found",
