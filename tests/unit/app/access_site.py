@@ -132,7 +132,8 @@ def operations() -> list[Operation]:
     found = []
     for path, methods in build_document(bare_app(), Settings())["paths"].items():
         for method, about in methods.items():
-            if path.startswith("/v1/") and "x-scope" in about:  # a signed link needs no token
+            # A signed link needs no token; HEAD is the route of a read, without a body to compare.
+            if path.startswith("/v1/") and "x-scope" in about and method != "head":
                 kind = path.split("/")[2] if path.split("/")[3:4] and path.split("/")[3].startswith("{") else ""
                 found.append(
                     Operation(about["operationId"], method.upper(), path, about["x-scope"], about["x-reach"], kind)
@@ -223,7 +224,8 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
         creates=NamedCreates(host.creates, host.access, host.lifecycle), lifecycle=host.lifecycle, sleep=host.sleep,
         power=host.power, forks=host.forks, snapshots=host.snapshots, restores=host.restores,
         promoter=Promoter(chosen, *parts, host.clock), exporter=Exporter(*parts),
-        importer=Importer(chosen, *parts, host.clock), execs=Execs(host.access), files=Files(host.access), file_tools=FileTools(host.access),
+        importer=Importer(chosen, *parts, host.clock), execs=Execs(host.access), files=Files(host.access),
+        file_tools=FileTools(host.access),
         file_links=FileLinks(host.access, host.clock, b"k" * 32), git=Git(host.access, Execs(host.access)),
         consoles=Consoles(host.access, host.root), templates=Templates(site.templates, keeper),
         tokens=Tokens(TokenStore(host.database), host.clock), meters=host.meters, budgets=host.spending,

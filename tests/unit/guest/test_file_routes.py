@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from cloche_server.api.app import build_app
+from cloche_server.api.scopes import NEEDS
 from cloche_server.app.entry import Traffic
 from cloche_server.app.filelinks import FileLinks
 from cloche_server.app.files import Files
@@ -215,3 +216,7 @@ async def test_a_watch_over_http(http: httpx.AsyncClient, tmp_path: Path) -> Non
     assert names[0] == "event: ready"
     assert "event: created" in names
     assert names[-1] == "event: end"
+
+
+def test_a_head_needs_what_a_read_needs() -> None:
+    assert NEEDS["files_head"] == NEEDS["files_read"]

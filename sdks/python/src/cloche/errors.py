@@ -19,6 +19,7 @@
       TimeoutError                CommandTimeout, RequestTimeout, WaitTimeout (also the builtin TimeoutError)
       FileError                   FileNotFound, IsADirectory, PermissionDenied, …
       NetworkError                the network, its policy or its secrets cannot be had as asked for
+      GitError                    git has failed in the sandbox; its code says why
       PortError                   nothing listens on a port, or what does cannot be used
       TemplateError
       SnapshotError               SnapshotNotFound, SnapshotCorrupt, SnapshotIncompatible

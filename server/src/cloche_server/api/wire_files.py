@@ -72,17 +72,21 @@ class GlobBody(OnePath):
     pattern: Glob = Field(description=f"Relative to `path`. {_GLOBS}")
     exclude: Globs = Field(default_factory=list, description="What matches is neither told nor entered.")
     type: Literal["file", "dir", "symlink"] | None = Field(None, description="Only entries of this kind.")
-    max_results: Annotated[StrictInt, Field(ge=1, le=MAX_RESULTS)] = 1000
+    max_results: Annotated[StrictInt, Field(ge=1, le=MAX_RESULTS)] = Field(
+        1000, description="More is told with `truncated`."
+    )
 
 
 class GrepBody(OnePath):
     pattern: Expression = Field(description="A regular expression (RE2), or with `literal` a text, within one line.")
-    literal: StrictBool = False
-    ignore_case: StrictBool = False
+    literal: StrictBool = Field(False, description="The pattern is a text, not an expression.")
+    ignore_case: StrictBool = Field(False, description="Upper and lower case are the same.")
     include: Globs = Field(default_factory=list, description=f"Only files that match one. {_GLOBS}")
     exclude: Globs = Field(default_factory=list, description="What matches is not looked into.")
     context_lines: Annotated[StrictInt, Field(ge=0, le=20)] = Field(0, description="So many before and after.")
-    max_results: Annotated[StrictInt, Field(ge=1, le=MAX_RESULTS)] = 1000
+    max_results: Annotated[StrictInt, Field(ge=1, le=MAX_RESULTS)] = Field(
+        1000, description="More is told with `truncated`."
+    )
     max_per_file: Annotated[StrictInt, Field(ge=0, le=MAX_RESULTS)] = Field(0, description="0: no limit.")
 
 
@@ -92,16 +96,16 @@ class ReplaceBody(Wire):
     replacement: Annotated[str, StringConstraints(max_length=65536)] = Field(
         description="Without `literal`, `$1` or `${name}` is what a group has found, and `$$` a dollar sign."
     )
-    literal: StrictBool = False
-    ignore_case: StrictBool = False
+    literal: StrictBool = Field(False, description="The pattern is a text, not an expression.")
+    ignore_case: StrictBool = Field(False, description="Upper and lower case are the same.")
     max_count: Annotated[StrictInt, Field(ge=0, le=200_000)] = Field(0, description="In each file; 0: all.")
     dry_run: StrictBool = Field(False, description="Only count.")
     user: User | None = Field(None, description=_USER)
 
 
 class FileUrlBody(OnePath):
-    method: Literal["GET", "PUT"] = "GET"
-    expires_seconds: Annotated[StrictInt, Field(ge=1, le=MAX_SECONDS)] = SECONDS
+    method: Literal["GET", "PUT"] = Field("GET", description="What the link is good for; `GET` for `HEAD` too.")
+    expires_seconds: Annotated[StrictInt, Field(ge=1, le=MAX_SECONDS)] = Field(SECONDS, description="Good so long.")
     max_bytes: Annotated[StrictInt, Field(ge=1, le=2**53)] | None = Field(None, description="Of an upload.")
 
 

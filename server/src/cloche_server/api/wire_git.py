@@ -49,7 +49,7 @@ class GitDiffBody(GitBody):
     ref: Ref | None = Field(None, description="Against this commit, or between two: `a..b`. Default: the index.")
     staged: StrictBool = Field(False, description="What would be committed.")
     paths: Paths = Field(default_factory=list, description="Only these.")
-    context_lines: Annotated[StrictInt, Field(ge=0, le=1000)] = 3
+    context_lines: Annotated[StrictInt, Field(ge=0, le=1000)] = Field(3, description="So many around each change.")
 
 
 class GitAuthor(Wire):
@@ -58,15 +58,17 @@ class GitAuthor(Wire):
 
 
 class GitCommitBody(GitBody):
-    message: Annotated[str, StringConstraints(min_length=1, max_length=65536, pattern=r"^[^\x00]+$")]
+    message: Annotated[str, StringConstraints(min_length=1, max_length=65536, pattern=r"^[^\x00]+$")] = Field(
+        description="Its first line is the title."
+    )
     files: Paths = Field(default_factory=list, description="Add these first.")
     all: StrictBool = Field(False, description="Add everything first, new files too.")
     author: GitAuthor | None = Field(None, description="Default: as git is configured in the sandbox.")
-    allow_empty: StrictBool = False
+    allow_empty: StrictBool = Field(False, description="Commit also when nothing has changed.")
 
 
 class GitBranchBody(GitBody):
-    name: Ref
+    name: Ref = Field(description="Of the branch.")
     start: Ref | None = Field(None, description="Where it begins; default: the present commit.")
     delete: StrictBool = Field(False, description="Delete it instead.")
     force: StrictBool = Field(False, description="Delete it also when it is not merged.")
@@ -79,22 +81,22 @@ class CheckoutBody(GitBody):
 
 
 class PushBody(RemoteBody):
-    remote: Ref = "origin"
+    remote: Ref = Field("origin", description="Name of a remote of the repository.")
     branch: Ref | None = Field(None, description="Default: the present one.")
-    set_upstream: StrictBool = False
+    set_upstream: StrictBool = Field(False, description="Later pulls come from there.")
     force: StrictBool = Field(False, description="Replace what the remote has, if that is what was last fetched.")
 
 
 class PullBody(RemoteBody):
-    remote: Ref = "origin"
+    remote: Ref = Field("origin", description="Name of a remote of the repository.")
     branch: Ref | None = Field(None, description="Default: the upstream of the present one.")
     mode: Literal["ff-only", "merge", "rebase"] = Field("ff-only", description="When both have new commits.")
 
 
 class LogBody(GitBody):
     ref: Ref | None = Field(None, description="Where it begins; default: the present commit.")
-    limit: Annotated[StrictInt, Field(ge=1, le=MAX_LOG)] = 50
-    skip: Annotated[StrictInt, Field(ge=0, le=10**9)] = 0
+    limit: Annotated[StrictInt, Field(ge=1, le=MAX_LOG)] = Field(50, description="So many at most.")
+    skip: Annotated[StrictInt, Field(ge=0, le=10**9)] = Field(0, description="So many of the newest are left out.")
     paths: Paths = Field(default_factory=list, description="Only commits that touch these.")
 
 

@@ -225,7 +225,7 @@ class Trees:
     ) -> Sequence[Replaced]:
         """Replace text in files, each in one step. Without `literal`, `$1` is what a group has found."""
         many = [paths] if isinstance(paths, str | bytes | os.PathLike) else paths
-        body = {"paths": [_paths.text_field(one, "path")["path"] for one in many], "pattern": pattern}
+        body: dict[str, Any] = {"paths": [_paths.text_field(one, "path")["path"] for one in many], "pattern": pattern}
         body |= {"replacement": replacement, "literal": literal, "ignore_case": ignore_case, "dry_run": dry_run}
         answer = self._post("replace", body | _wire.given(max_count=max_count, user=user))
         return [_wire_trees.replaced(one) for one in _wire.records(_wire.required(answer, "files"))]
