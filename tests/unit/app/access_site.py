@@ -76,6 +76,20 @@ class TalkingGuest(FakeGuest):
     def exec_output(self, *_: Any) -> Any:
         return _Call(self.world)
 
+    async def _stream(self, name: str) -> AsyncIterator[Any]:
+        await self.world.pass_by(f"Guest.{name}")
+        raise ClocheError("guest.error", "the agent of this test does nothing")
+        yield
+
+    def glob(self, *_: Any, **__: Any) -> Any:
+        return self._stream("glob")
+
+    def grep(self, *_: Any, **__: Any) -> Any:
+        return self._stream("grep")
+
+    def watch(self, *_: Any, **__: Any) -> Any:
+        return self._stream("watch")
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
