@@ -37,6 +37,34 @@ SEMANTIC = {
 } | {
     "files_list_dir",
     "files_stat",
+    "files_head",
+    "files_copy",
+    "files_attributes",
+    "files_touch",
+    "files_link",
+    "files_readlink",
+    "files_tree_use",
+    "files_disk_use",
+    "files_glob",
+    "files_grep",
+    "files_replace",
+    "files_archive",
+    "files_extract",
+    "files_watch",
+    "files_url",
+    "files_link_read",
+    "files_link_head",
+    "files_link_write",
+    "git_clone",
+    "git_status",
+    "git_diff",
+    "git_commit",
+    "git_branches",
+    "git_branch",
+    "git_checkout",
+    "git_push",
+    "git_pull",
+    "git_log",
     "files_mkdir",
     "sandboxes_list",
     "exec_get",
@@ -124,6 +152,13 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
             for parameter in operation.get("parameters", []):
                 if parameter["in"] == "path" and parameter["name"] in values:
                     parameter["schema"] = {"type": "string", "enum": values[parameter["name"]]}
+                if path.endswith("/fs/watch") and parameter["name"] == "path":
+                    parameter["schema"] = {"type": "string", "enum": ["/nope", "/etc/hostname"]}  # a watch has no end
+                    parameter["required"] = True
+                if path.endswith("/fs/archive") and parameter["name"] == "path":
+                    parameter["schema"] = {"type": "string", "enum": ["/etc/apt", "/nope"]}
+                if path.endswith(("/fs/du", "/fs/df")) and parameter["name"] == "path":
+                    parameter["schema"] = {"type": "string", "enum": ["/etc", "/nope"]}
                 if path.endswith(("/logs", "/events")) and parameter["name"] == "follow":
                     parameter["schema"] = {"type": "string", "enum": ["0", "false", ""]}
                 if path.endswith("/output") and parameter["name"] == "follow":
@@ -136,6 +171,13 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
                     parameter["schema"] = {"type": "number", "minimum": 0, "maximum": 0.2}
                     parameter["required"] = True
     found["components"]["schemas"]["RestoreBody"]["properties"]["snapshot_id"] = {"enum": [snapshot, "nope", None]}
+    # Not the whole disk, and no attributes of what others need.
+    for body in ("CopyBody", "AttributesBody", "TouchBody", "LinkBody", "GlobBody", "GrepBody"):
+        fields = found["components"]["schemas"][body]["properties"]
+        for field in fields.keys() & {"path", "from", "to"}:
+            fields[field] = {"enum": ["/tmp/fuzzed", "/etc/apt", "/nope/x"]}
+        for field in fields.keys() & {"path_b64", "from_b64", "to_b64"}:
+            fields[field] = {"enum": [None]}
     for body in ("WebhookBody", "WebhookPatch"):
         found["components"]["schemas"][body]["properties"]["url"] = {"enum": [RECEIVER]}
     create = found["components"]["schemas"]["CreateBody"]["properties"]

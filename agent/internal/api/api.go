@@ -82,6 +82,9 @@ func (a *API) Handler() http.Handler {
 	} {
 		mux.Handle(pattern, a.handler(c))
 	}
+	for pattern, c := range a.fileTools() {
+		mux.Handle(pattern, a.handler(c))
+	}
 	return mux
 }
 

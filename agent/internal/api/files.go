@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 
 	"cloche.dev/agent/internal/files"
@@ -25,6 +26,19 @@ func (a *API) download(w http.ResponseWriter, r *http.Request) error {
 	h["Date"] = nil
 	h["X-Mode"] = []string{fmt.Sprintf("%04o", c.Mode)}
 	h["X-Mtime-Ns"] = []string{strconv.FormatInt(c.MtimeNS, 10)}
+	if part, err := q.part(c); err != nil {
+		return err
+	} else if part != nil {
+		h["X-Range"] = []string{fmt.Sprintf("%d-%d/%d", part.First, part.Count, part.Size)}
+	}
+	if c.Tag != "" {
+		h["X-Tag"] = []string{c.Tag}
+	}
+	if slices.Contains(files.Tags(q.values.Get("unless")), c.Tag) && c.Tag != "" {
+		h["X-Unchanged"] = []string{"1"}
+		h["X-Size"] = []string{strconv.FormatInt(c.Size, 10)}
+		c.Size = 0
+	}
 	if c.Size >= 0 {
 		h["Content-Length"] = []string{strconv.FormatInt(c.Size, 10)}
 	}
@@ -36,6 +50,33 @@ func (a *API) download(w http.ResponseWriter, r *http.Request) error {
 		panic(http.ErrAbortHandler)
 	}
 	return nil
+}
+
+// part is the one that was asked for, if one was: `first` and `count`, or `last`.
+// With `if_range` the file has to be as it was, otherwise all of it is sent.
+func (q *query) part(c *files.Content) (*files.Part, error) {
+	first, count, last := q.values.Get("first"), q.values.Get("count"), q.values.Get("last")
+	if first == "" && last == "" || c.Size < 0 {
+		return nil, nil
+	}
+	if was := q.values.Get("if_range"); was != "" && was != c.Tag {
+		return nil, nil
+	}
+	r := &files.Range{First: -1, Count: -1}
+	for _, one := range []struct {
+		text string
+		to   *int64
+	}{{first, &r.First}, {count, &r.Count}, {last, &r.Count}} {
+		if one.text == "" {
+			continue
+		}
+		n, err := strconv.ParseInt(one.text, 10, 64)
+		if err != nil || n < 0 {
+			return nil, wire.BadRequest("first", "want a number")
+		}
+		*one.to = n
+	}
+	return c.Cut(r)
 }
 
 func (a *API) upload(w http.ResponseWriter, r *http.Request) error {
@@ -58,6 +99,10 @@ func (a *API) upload(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	if p.Parents, err = q.flag("parents", true); err != nil {
+		return err
+	}
+	p.If.Match = files.Tags(q.values.Get("if_match"))
+	if p.If.Absent, err = q.flag("if_absent", false); err != nil {
 		return err
 	}
 	done, err := a.Files.Write(q.user, p, bodyReader{r})

@@ -103,3 +103,11 @@ func (f *FS) stat(path string, follow bool) (Entry, error) {
 	}
 	return f.describe(base, path, &st), nil
 }
+
+// exact is a path for JSON: as text, and as base64url if that is not exact.
+func exact(path string) (string, string) {
+	if utf8.ValidString(path) {
+		return path, ""
+	}
+	return text(path), B64.EncodeToString([]byte(path))
+}

@@ -5,6 +5,7 @@ package files
 
 import (
 	"strings"
+	"sync"
 	"syscall"
 
 	"cloche.dev/agent/internal/sys"
@@ -15,6 +16,8 @@ import (
 // FS does the calls of §4 of the protocol.
 type FS struct {
 	Users *users.DB
+
+	settling sync.Mutex
 }
 
 // as runs fn as the user.

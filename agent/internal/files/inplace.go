@@ -14,7 +14,7 @@ const oTmpfile = 0x400000 | syscall.O_DIRECTORY
 // writeInPlace is for appending, and for files whose directory the user may
 // not write. All input is gathered first, so that an upload that is cut short
 // changes nothing.
-func writeInPlace(id *users.Identity, p *Put, t *target, body io.Reader) (int64, error) {
+func (f *FS) writeInPlace(id *users.Identity, p *Put, t *target, body io.Reader, now *syscall.Stat_t) (int64, error) {
 	spool, err := syscall.Open("/tmp", oTmpfile|syscall.O_RDWR|syscall.O_CLOEXEC, 0o600)
 	if err != nil {
 		// Odd roots: whatever is writable.
@@ -30,6 +30,8 @@ func writeInPlace(id *users.Identity, p *Put, t *target, body io.Reader) (int64,
 	if _, err := syscall.Seek(spool, 0, io.SeekStart); err != nil {
 		return 0, err
 	}
+	f.settling.Lock()
+	defer f.settling.Unlock()
 	fd, err := openInPlace(id, p, t)
 	if err != nil {
 		return 0, err
@@ -44,23 +46,29 @@ func writeInPlace(id *users.Identity, p *Put, t *target, body io.Reader) (int64,
 		}
 	}
 	if p.MtimeNS != nil {
-		return n, sys.SetTimes(fd, *p.MtimeNS)
+		if err := sys.SetTimes(fd, *p.MtimeNS); err != nil {
+			return n, err
+		}
 	}
-	return n, nil
+	return n, syscall.Fstat(fd, now)
 }
 
 func openInPlace(id *users.Identity, p *Put, t *target) (fd int, err error) {
 	flags := syscall.O_WRONLY | syscall.O_NONBLOCK | syscall.O_NOCTTY | syscall.O_CLOEXEC
 	if p.Append {
 		flags |= syscall.O_APPEND
-	} else {
-		flags |= syscall.O_TRUNC
 	}
 	if !t.exists {
 		flags |= syscall.O_CREAT
 	}
+	if p.If.Absent {
+		flags |= syscall.O_EXCL
+	}
 	err = as(id, func() error {
 		fd, err = syscall.Open(t.path, flags, 0o644)
+		if err == syscall.EEXIST && p.If.Absent {
+			return p.If.check(true, nil)
+		}
 		return err
 	})
 	if err != nil {
@@ -68,9 +76,17 @@ func openInPlace(id *users.Identity, p *Put, t *target) (fd int, err error) {
 	}
 	var st syscall.Stat_t
 	if err = syscall.Fstat(fd, &st); err == nil {
-		if err = regular(st.Mode); err == nil {
-			return fd, nil
-		}
+		err = regular(st.Mode)
+	}
+	if err == nil && t.exists {
+		err = p.If.check(true, &st)
+	}
+	if err == nil && !p.Append {
+		// As the user: the kernel takes set-id bits away then.
+		err = as(id, func() error { return syscall.Ftruncate(fd, 0) })
+	}
+	if err == nil {
+		return fd, nil
 	}
 	_ = syscall.Close(fd)
 	return -1, err

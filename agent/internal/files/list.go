@@ -1,9 +1,7 @@
 package files
 
 import (
-	"bytes"
 	"container/heap"
-	"encoding/binary"
 	"sort"
 	"sync"
 	"syscall"
@@ -121,18 +119,6 @@ func readNames(fd int, fn func([]byte)) error {
 		if err != nil || n <= 0 {
 			return err
 		}
-		for b := (*bp)[:n]; len(b) > 0; {
-			// linux_dirent64: inode 8, offset 8, length 2, type 1, name.
-			const nameAt = 19
-			size := int(binary.NativeEndian.Uint16(b[16:18]))
-			name := b[nameAt:size]
-			if i := bytes.IndexByte(name, 0); i >= 0 {
-				name = name[:i]
-			}
-			b = b[size:]
-			if s := string(name); s != "." && s != ".." {
-				fn(name)
-			}
-		}
+		eachName((*bp)[:n], fn)
 	}
 }

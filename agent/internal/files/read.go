@@ -3,6 +3,7 @@ package files
 import (
 	"errors"
 	"io"
+	"net/http"
 	"os"
 	"sync"
 	"syscall"
@@ -16,7 +17,27 @@ type Content struct {
 	Size    int64 // -1: only its end will tell
 	Mode    uint32
 	MtimeNS int64
-	file    *os.File
+	// Tag is empty where a content has no state of its own, as in /proc.
+	Tag  string
+	file *os.File
+}
+
+// Part is where in a file of so many bytes a content is from.
+type Part struct{ First, Count, Size int64 }
+
+// Cut makes it a part of the file; an error if the file has none of it.
+func (c *Content) Cut(r *Range) (*Part, error) {
+	part := r.within(c.Size)
+	if part == nil {
+		return nil, &wire.Error{Status: http.StatusRequestedRangeNotSatisfiable, Code: "range",
+			Message: "the file has no such part", Field: "first", Done: map[string]int64{"size": c.Size}}
+	}
+	if _, err := c.file.Seek(part.First, io.SeekStart); err != nil {
+		return nil, err
+	}
+	found := &Part{part.First, part.Count, c.Size}
+	c.Size = part.Count
+	return found, nil
 }
 
 // Close must be called.
@@ -67,6 +88,8 @@ func content(fd int, path string) (*Content, error) {
 	var fs syscall.Statfs_t
 	if syscall.Fstatfs(fd, &fs) == nil && generated[fs.Type] {
 		c.Size = -1
+	} else {
+		c.Tag = tag(&st)
 	}
 	return c, nil
 }

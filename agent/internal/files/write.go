@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"io"
+	"strings"
 	"syscall"
 
 	"cloche.dev/agent/internal/sys"
@@ -19,6 +20,7 @@ type Put struct {
 	MtimeNS *int64
 	Append  bool
 	Parents bool
+	If      Conditions
 }
 
 // Written is the answer to an upload.
@@ -26,6 +28,7 @@ type Written struct {
 	Path    string `json:"path"`
 	Bytes   int64  `json:"bytes"`
 	Created bool   `json:"created"`
+	Tag     string `json:"tag,omitempty"`
 }
 
 // target is the file that an upload is for, links resolved.
@@ -49,6 +52,9 @@ func (f *FS) Write(id *users.Identity, p *Put, body io.Reader) (*Written, error)
 		if p.Mode != nil && t.exists && id.UID != 0 && t.st.Uid != id.UID {
 			return syscall.EPERM
 		}
+		if err := p.If.check(t.exists, &t.st); err != nil {
+			return err
+		}
 		if p.Append {
 			return nil
 		}
@@ -63,15 +69,16 @@ func (f *FS) Write(id *users.Identity, p *Put, body io.Reader) (*Written, error)
 		return nil, wire.FromErr(err, "path")
 	}
 	var n int64
+	var now syscall.Stat_t
 	if tmp == nil {
-		n, err = writeInPlace(id, p, t, body)
+		n, err = f.writeInPlace(id, p, t, body, &now)
 	} else {
-		n, err = tmp.replace(id, p, t, body)
+		n, err = f.replace(tmp, id, p, t, body, &now)
 	}
 	if err != nil {
 		return nil, wire.FromErr(err, "path")
 	}
-	return &Written{Path: text(p.Path), Bytes: n, Created: !t.exists}, nil
+	return &Written{Path: text(p.Path), Bytes: n, Created: !t.exists, Tag: tag(&now)}, nil
 }
 
 func inPlaceAnyway(err error) bool {
@@ -124,6 +131,20 @@ type temporary struct {
 	base string
 }
 
+const temporarySuffix = ".cloche-tmp"
+
+// temporaryName is one that nobody has had before.
+func temporaryName() string {
+	var random [8]byte
+	_, _ = rand.Read(random[:])
+	return "." + hex.EncodeToString(random[:]) + temporarySuffix
+}
+
+// isTemporary says whether a name is one of ours.
+func isTemporary(name string) bool {
+	return len(name) == 1+16+len(temporarySuffix) && name[0] == '.' && strings.HasSuffix(name, temporarySuffix)
+}
+
 // newTemporary runs as the user.
 func newTemporary(path string) (*temporary, error) {
 	dir, base := split(path)
@@ -134,9 +155,7 @@ func newTemporary(path string) (*temporary, error) {
 	if err != nil {
 		return nil, err
 	}
-	var random [8]byte
-	_, _ = rand.Read(random[:])
-	t := &temporary{dir: d, base: base, name: "." + hex.EncodeToString(random[:]) + ".cloche-tmp"}
+	t := &temporary{dir: d, base: base, name: temporaryName()}
 	t.fd, err = syscall.Openat(d, t.name, syscall.O_WRONLY|syscall.O_CREAT|syscall.O_EXCL|syscall.O_CLOEXEC, 0o600)
 	if err != nil {
 		_ = syscall.Close(d)
@@ -147,7 +166,7 @@ func newTemporary(path string) (*temporary, error) {
 
 // replace fills the temporary file and renames it. Whatever fails, it leaves
 // the old file and nothing else.
-func (t *temporary) replace(id *users.Identity, p *Put, old *target, body io.Reader) (n int64, err error) {
+func (f *FS) replace(t *temporary, id *users.Identity, p *Put, old *target, body io.Reader, now *syscall.Stat_t) (n int64, err error) {
 	defer syscall.Close(t.dir)
 	defer syscall.Close(t.fd)
 	n, err = fill(t.fd, body)
@@ -155,13 +174,41 @@ func (t *temporary) replace(id *users.Identity, p *Put, old *target, body io.Rea
 		err = t.dress(id, p, old)
 	}
 	if err == nil {
-		err = as(id, func() error { return syscall.Renameat(t.dir, t.name, t.dir, t.base) })
+		err = as(id, func() error { return f.settle(t, p) })
 	}
 	if err != nil {
 		// Not as the user: the directory may be closed to them by now.
 		_ = syscall.Unlinkat(t.dir, t.name)
+		return n, err
 	}
-	return n, err
+	return n, syscall.Fstat(t.fd, now)
+}
+
+// settle renames. Uploads come one after the other here, so that of two with the
+// same condition one is refused.
+func (f *FS) settle(t *temporary, p *Put) error {
+	f.settling.Lock()
+	defer f.settling.Unlock()
+	if p.If.Absent {
+		err := sys.RenameatNoReplace(t.dir, t.name, t.base)
+		if err == syscall.EEXIST {
+			return p.If.check(true, nil)
+		}
+		if err != syscall.EINVAL && err != syscall.ENOSYS {
+			return err
+		}
+	}
+	if p.If.Absent || len(p.If.Match) > 0 {
+		var st syscall.Stat_t
+		err := sys.Fstatat(t.dir, t.base, &st, sys.AtNoFollow)
+		if err != nil && err != syscall.ENOENT {
+			return err
+		}
+		if err := p.If.check(err == nil, &st); err != nil {
+			return err
+		}
+	}
+	return syscall.Renameat(t.dir, t.name, t.dir, t.base)
 }
 
 // dress gives the new file the owner, mode and time that it shall have.

@@ -16,6 +16,11 @@ type Error struct {
 	Message string `json:"message"`
 	Errno   string `json:"errno,omitempty"`
 	Field   string `json:"field,omitempty"`
+	// At is the path that is in the way, when it is not the one asked for.
+	At    string `json:"at,omitempty"`
+	AtB64 string `json:"at_b64,omitempty"`
+	// Done is how far a call has come that changed something before it failed.
+	Done any `json:"done,omitempty"`
 }
 
 func (e *Error) Error() string { return e.Message }

@@ -22,8 +22,11 @@ from cloche_server.app.entry import Entry
 from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
 from cloche_server.app.export import Exporter
+from cloche_server.app.filelinks import FileLinks
 from cloche_server.app.files import Files
+from cloche_server.app.filetools import FileTools
 from cloche_server.app.fork import Forks
+from cloche_server.app.git import Git
 from cloche_server.app.groups import Groups
 from cloche_server.app.idempotency import IdempotentCreates
 from cloche_server.app.idle import IdleActions
@@ -203,6 +206,9 @@ class Parts:
             ),
             processes=processes,
             terminals=Terminals(processes),
+            file_tools=FileTools(access),
+            file_links=FileLinks(access, clock, self._preview[0]),
+            git=Git(access, execs),
             consoles=Consoles(access, settings.data / "sandboxes"),
             templates=Templates(catalog, self.keeper),
             tokens=Tokens(TokenStore(database), clock),

@@ -74,7 +74,7 @@ async def serve(host: Host, crew: Crew, *, private: bool = False, sender: Any = 
         importer=absent, execs=absent, files=absent, consoles=absent, templates=absent,
         tokens=Tokens(tokens, host.clock), meters=host.meters, budgets=host.spending, ports=absent,
         events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, selftests=absent,
-        network=absent, runs=absent, run_jobs=absent,
+        network=absent, runs=absent, run_jobs=absent, processes=absent, terminals=absent,
     )  # fmt: skip
     services.ready.set()
     await webhooks.start()

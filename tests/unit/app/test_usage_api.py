@@ -14,7 +14,10 @@ from app_states import status
 from cloche_server.api.app import build_app
 from cloche_server.app.console import Consoles
 from cloche_server.app.exec import Execs
+from cloche_server.app.filelinks import FileLinks
 from cloche_server.app.files import Files
+from cloche_server.app.filetools import FileTools
+from cloche_server.app.git import Git
 from cloche_server.app.lifecycle import Status
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.services import Services
@@ -59,6 +62,9 @@ async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[h
         secrets=unused,
         execs=Execs(host.access),
         files=Files(host.access),
+        file_tools=FileTools(host.access),
+        file_links=FileLinks(host.access, host.clock, b"k" * 32),
+        git=Git(host.access, Execs(host.access)),
         consoles=Consoles(host.access, tmp_path / "sandboxes"),
         templates=unused,
         tokens=Tokens(tokens, host.clock),

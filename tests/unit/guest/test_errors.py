@@ -16,7 +16,7 @@ MACHINE = CallContext("machine")
     [
         (FILE, 404, "not_found", "path", "ENOENT", "file.not_found", "/a/b"),
         (FILE, 404, "not_found", "user", None, "exec.user_not_found", "kim"),
-        (FILE, 404, "not_found", None, None, "file.not_found", "/a/b"),
+        (FILE, 404, "not_found", None, None, "not_implemented", "older"),
         (EXEC, 404, "not_found", "user", None, "exec.user_not_found", "kim"),
         (EXEC, 404, "not_found", "cwd", None, "exec.invalid_cwd", "/w"),
         (EXEC, 404, "not_found", "exec_id", None, "exec.not_found", "x1"),

@@ -14,6 +14,7 @@ from ._async.client import AsyncClient
 from ._async.events import AsyncEventStream, AsyncWebhooks
 from ._async.execution import AsyncExec, AsyncExecStream
 from ._async.files import AsyncFiles, AsyncFileStream
+from ._async.git import AsyncGit
 from ._async.processes import AsyncProcess, AsyncProcesses
 from ._async.sandbox import AsyncSandbox
 from ._async.snapshot import AsyncSnapshot
@@ -22,12 +23,14 @@ from ._sync.client import Client
 from ._sync.events import EventStream, Webhooks
 from ._sync.execution import Exec, ExecStream
 from ._sync.files import Files, FileStream
+from ._sync.git import Git
 from ._sync.processes import Process, Processes
 from ._sync.sandbox import Sandbox
 from ._sync.snapshot import Snapshot
 from ._sync.terminal import Terminal
 from ._version import __version__
 from .errors import (
+    ArchiveError,
     AuthError,
     BootFailed,
     BudgetExceeded,
@@ -45,10 +48,12 @@ from .errors import (
     DirectoryNotEmpty,
     ExecNotFound,
     FileBusy,
+    FileChanged,
     FileError,
     FileExists,
     FileNotFound,
     Forbidden,
+    GitError,
     GuestError,
     InvalidRequestError,
     InvalidStateError,
@@ -115,12 +120,14 @@ from .runs import Run, RunFailure, RunLanguage, RunResult, RunStep
 from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
 __all__ = [
+    "ArchiveError",
     "AsyncClient",
     "AsyncEventStream",
     "AsyncExec",
     "AsyncExecStream",
     "AsyncFileStream",
     "AsyncFiles",
+    "AsyncGit",
     "AsyncProcess",
     "AsyncProcesses",
     "AsyncSandbox",
@@ -158,6 +165,7 @@ __all__ = [
     "Exit",
     "Explanation",
     "FileBusy",
+    "FileChanged",
     "FileEntry",
     "FileError",
     "FileExists",
@@ -167,6 +175,8 @@ __all__ = [
     "Forbidden",
     "ForkResult",
     "Gap",
+    "Git",
+    "GitError",
     "GuestError",
     "GuestProcess",
     "InvalidRequestError",

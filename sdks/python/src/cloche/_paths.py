@@ -10,6 +10,7 @@ import base64
 import binascii
 import posixpath
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
@@ -56,7 +57,7 @@ def entry(data: Mapping[str, Any], directory: str | None = None) -> FileEntry:
     name = str(data.get("name") or "")
     path = str(data.get("path") or name)
     if data.get("name_b64"):
-        name = _raw_name(str(data["name_b64"]))
+        name = raw_text(str(data["name_b64"]))
         path = posixpath.join(posixpath.dirname(path), name)
     if directory is not None:
         path = posixpath.join(directory, name)
@@ -76,7 +77,13 @@ def entry(data: Mapping[str, Any], directory: str | None = None) -> FileEntry:
     )
 
 
-def _raw_name(encoded: str) -> str:
+def found(data: Mapping[str, Any], path: str) -> FileEntry:
+    """An entry of a search, whose path is known by itself."""
+    return replace(entry(data), path=path, name=posixpath.basename(path))
+
+
+def raw_text(encoded: str) -> str:
+    """The text of a base64url field, with surrogate escapes for bytes that are not UTF-8."""
     try:
         raw = base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4))
     except (binascii.Error, ValueError):

@@ -19,6 +19,7 @@
       TimeoutError                CommandTimeout, RequestTimeout, WaitTimeout (also the builtin TimeoutError)
       FileError                   FileNotFound, IsADirectory, PermissionDenied, …
       NetworkError                the network, its policy or its secrets cannot be had as asked for
+      GitError                    git has failed in the sandbox; its code says why
       PortError                   nothing listens on a port, or what does cannot be used
       TemplateError
       SnapshotError               SnapshotNotFound, SnapshotCorrupt, SnapshotIncompatible
@@ -339,6 +340,18 @@ class NoSpace(FileError):
 
 
 # --- ports
+
+
+class FileChanged(FileError, ConflictError):
+    """The file is not as a condition of the write said; nothing was written."""
+
+
+class ArchiveError(FileError):
+    """An archive was refused. `details["done"]` counts what had been unpacked before."""
+
+
+class GitError(ClocheError):
+    """git has failed in the sandbox; `code` says why, `details["output"]` what it said."""
 
 
 class PortError(ClocheError):

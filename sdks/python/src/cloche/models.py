@@ -353,8 +353,7 @@ class Template:
 class FileEntry:
     """A file, directory, link or other entry. Links are not followed.
 
-    A name that is not UTF-8 holds surrogate escapes, as in `os.listdir`; `path` can be passed back to
-    every file call as it is.
+    A name that is not UTF-8 holds surrogate escapes; `path` can be passed back to every file call as it is.
     """
 
     name: str
@@ -397,3 +396,4 @@ class WriteResult:
     path: str
     bytes: int
     created: bool
+    etag: str | None = None

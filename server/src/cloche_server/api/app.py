@@ -20,7 +20,11 @@ from cloche_server.api.respond import ClientGone, dump, invalid_fields
 from cloche_server.api.routes import (
     archive,
     events,
+    filelinks,
     files,
+    filestreams,
+    filetools,
+    git,
     later,
     lineage,
     network,
@@ -51,7 +55,7 @@ Errors are JSON: `error` is one sentence, `code` is stable, `retryable` says whe
 sent again, `details` is data. Unknown fields in requests are ignored."""
 
 
-_METHODS: Final = ("DELETE", "GET", "PATCH", "POST", "PUT")
+_METHODS: Final = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 #: What FastAPI puts before the name of a field.
 _PLACES: Final = frozenset({"body", "query", "path", "header"})
 
@@ -100,9 +104,13 @@ def bare_app() -> FastAPI:
         tokens.router,
         later.router,
         templates.router,
+        filetools.router,
+        filestreams.router,
+        git.router,
     ):
         app.include_router(router, prefix="/v1", dependencies=[Depends(authorize)])
     app.include_router(service.public)
+    app.include_router(filelinks.public, prefix="/v1")
     return app
 
 

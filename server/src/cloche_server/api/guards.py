@@ -11,6 +11,7 @@ from starlette.types import Scope
 
 from cloche_server.app.calls import revoked
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.filelinks import PREFIX
 from cloche_server.core.ids import is_token
 from cloche_server.core.ratelimit import RateLimiter, Verdict
 from cloche_server.settings import Settings
@@ -30,12 +31,14 @@ STRICT: Final[Header] = (b"strict-transport-security", b"max-age=31536000")
 #: Probes of load balancers name the server in any way.
 _ANY_NAME: Final = frozenset({"/healthz", "/readyz"})
 _EXPOSED: Final = (
-    b"X-Request-Id, X-Exec-Id, Location, Retry-After, X-Events-After, X-File-Mode, X-File-Mtime-Ns, "
+    b"X-Request-Id, X-Exec-Id, Location, Retry-After, X-Events-After, X-File-Mode, X-File-Mtime-Ns, ETag, "
+    b"Content-Range, Accept-Ranges, X-Archive-Entries, X-Archive-Bytes, X-Archive-Skipped, "
     b"Content-Disposition, X-RateLimit-Limit, X-RateLimit-Remaining, X-RateLimit-Reset"
 )
 PREFLIGHT: Final = {
-    "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE, OPTIONS",
-    "Access-Control-Allow-Headers": "Authorization, Content-Type, Idempotency-Key, Last-Event-ID, X-Request-Id",
+    "Access-Control-Allow-Methods": "GET, HEAD, POST, PUT, PATCH, DELETE, OPTIONS",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type, Idempotency-Key, If-Match, If-None-Match, If-Range, "
+    "Last-Event-ID, Range, X-Request-Id",
     "Access-Control-Max-Age": "600",
 }
 
@@ -177,6 +180,11 @@ class Origins:
     def headers(self, scope: Scope) -> tuple[Iterable[Header], bool]:
         """What an answer carries, and whether the page that asks is one that may."""
         path = scope["path"]
+        if path.startswith(PREFIX):
+            # Whoever has the link may follow it, from any page: it is all that is needed, and no cookie is looked at.
+            asks = any(name == b"origin" for name, _ in scope["headers"])
+            exposed = (b"access-control-expose-headers", _EXPOSED)
+            return ((b"access-control-allow-origin", b"*"), exposed), asks
         if not self._allowed or not (below_v1(path) or path == "/openapi.json"):
             return (), False
         sent = [value for name, value in scope["headers"] if name == b"origin"]

@@ -35,6 +35,7 @@ from cloche_server.app.audit import AuditEntry
 from cloche_server.app.calls import Call, revoked
 from cloche_server.app.services import Services
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.filelinks import PREFIX
 from cloche_server.core.ids import is_sandbox_id
 from cloche_server.core.records import TokenInfo
 from cloche_server.host.clock import random_bytes
@@ -159,6 +160,9 @@ class RequestMiddleware:
             return
         if self._services.stopping.is_set():
             raise ClocheError("server.shutting_down", "the server is shutting down; try again", retry_after=2)
+        if scope["path"].startswith(PREFIX):
+            await self._by_link(scope, receive, answer)
+            return
         token = await self._token(scope)
         scope["cloche.token"] = token
         verdict = self._limits.take(token.prefix, time.monotonic())
@@ -170,10 +174,21 @@ class RequestMiddleware:
         call = calls.begin(token)
         scope["cloche.call"] = call
         try:
-            with self._open.enter(token.workspace, scope["method"], scope["path"]):
+            with self._open.enter(token.workspace, scope.get("method", "GET"), scope["path"]):
                 await self._app(scope, receive, answer.send)
         finally:
             calls.finish(call)
+
+    async def _by_link(self, scope: Scope, receive: Receive, answer: _Answer | SocketAnswer) -> None:
+        """A signed link to a file: it needs no token, and one that is not good counts as a failure to have one."""
+        method = scope.get("method", "GET")  # a WebSocket has none
+        method = "GET" if method == "HEAD" else method
+        try:
+            scope["cloche.link"] = self._services.file_links.read(scope["path"].removeprefix(PREFIX), method)
+        except ClocheError:
+            self._limits.check_failure(address_of(scope), time.monotonic())
+            raise
+        await self._app(scope, receive, answer.send)
 
     async def _token(self, scope: Scope) -> TokenInfo:
         try:

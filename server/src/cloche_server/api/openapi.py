@@ -18,6 +18,8 @@ from cloche_server.api import (
     wire,
     wire_archive,
     wire_events,
+    wire_files,
+    wire_git,
     wire_lineage,
     wire_ports,
     wire_process,
@@ -28,6 +30,7 @@ from cloche_server.api import (
 )
 from cloche_server.api.docs import error_answer, header
 from cloche_server.api.scopes import Reach, need_of
+from cloche_server.core.filelinks import PREFIX
 from cloche_server.core.scopes import Scope
 from cloche_server.settings import Settings
 
@@ -38,6 +41,8 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire.SandboxPatch,
     wire.MkdirBody,
     wire.MoveBody,
+    *wire_files.REQUESTS,
+    *wire_git.REQUESTS,
     wire_lineage.ForkBody,
     wire_lineage.ForkTreeBody,
     wire_lineage.PromoteBody,
@@ -64,6 +69,7 @@ EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire.GapEvent,
     wire.ExitEvent,
     wire.LineEvent,
+    *wire_files.EVENTS,
     wire_events.EventAnswer,
     wire_events.MissingAnswer,
     wire_events.StreamEnd,
@@ -94,7 +100,8 @@ TAGS: Final = (
     ("exec", "Run commands in a sandbox."),
     ("processes", "Processes that nobody has to stay connected to: with an input, a terminal, signals."),
     ("terminal", "Terminals over WebSockets."),
-    ("files", "Read and write files in a sandbox."),
+    ("files", "Read and write files in a sandbox, search them, pack them, watch them."),
+    ("git", "Work with git repositories in a sandbox."),
     ("run", "Run a program once, in a sandbox of its own that is gone afterwards."),
     ("templates", "What sandboxes are made from."),
     ("tokens", "Who may do what, and who did."),
@@ -223,12 +230,13 @@ def _finish_operation(path: str, operation: Schema) -> None:
     if "ErrorAnswer" not in str(responses.get("422")):
         responses.pop("422", None)  # FastAPI's own; a request that is not valid is 400 here
     below = path.startswith("/v1")
-    wanted = [*_EVERYWHERE, *(_BELOW_V1 if below else ())]
+    linked = path.startswith(PREFIX)  # what is signed needs no token
+    wanted = [*_EVERYWHERE, *((403, 429, 503) if linked else _BELOW_V1 if below else ())]
     if _can_be_invalid(operation):
         wanted.append(400)
     for status in wanted:
         responses.setdefault(str(status), _error_response(status))
-    if below:
+    if below and not linked:
         _add_scope(operation, responses)
     _add_path_parameters(path, operation)
     for parameter in operation.get("parameters", []):

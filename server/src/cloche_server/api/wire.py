@@ -392,3 +392,4 @@ class WriteAnswer(BaseModel):
     path: str
     bytes: int
     created: bool
+    etag: str | None = Field(None, description="State of the file as it is now, for `If-Match`.")

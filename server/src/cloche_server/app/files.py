@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from cloche_server.app.access import Access
 from cloche_server.app.entry import Traffic
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.trees import ReadWish
 from cloche_server.guest.streams import FileBody
 from cloche_server.guest.types import DirListing, Entry, WriteResult
 from cloche_server.telemetry import metrics
@@ -18,12 +19,15 @@ Path = str | bytes
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """How a file is written. `mode` permission bits; `mtime_ns` Unix nanoseconds; `length` of the body if known."""
+    """How a file is written. `mode` permission bits; `mtime_ns` Unix nanoseconds; `length` of the body if known.
+    `if_match`, `if_absent`: what has to be true of the file, else `file.changed`."""
 
     mode: int | None = None
     mtime_ns: int | None = None
     append: bool = False
     length: int | None = None
+    if_match: tuple[str, ...] = ()
+    if_absent: bool = False
 
 
 class OpenFile:
@@ -34,6 +38,7 @@ class OpenFile:
         self._body = body
         self._traffic = traffic
         self._held = held
+        self.head = body.head
         self.size = body.size
         self.mode = body.mode
         self.mtime_ns = body.mtime_ns
@@ -55,10 +60,12 @@ class Files:
     def __init__(self, access: Access) -> None:
         self._access = access
 
-    async def read(self, workspace: str, sandbox_id: str, path: Path, user: str | None) -> OpenFile:
+    async def read(
+        self, workspace: str, sandbox_id: str, path: Path, user: str | None, wish: ReadWish | None = None
+    ) -> OpenFile:
         """Opens a file for reading."""
         entry, guest = await self._access.serving(workspace, sandbox_id)
-        body = await guest.read_file(path, user or entry.record.defaults.user)
+        body = await guest.read_file(path, user or entry.record.defaults.user, wish=wish)
         held = contextlib.ExitStack()
         held.enter_context(self._access.busy(entry))
         return OpenFile(body, held, entry.traffic)
@@ -83,6 +90,8 @@ class Files:
                 append=options.append,
                 user=user or entry.record.defaults.user,
                 content_length=options.length,
+                if_match=options.if_match,
+                if_absent=options.if_absent,
             )
         metrics.file_bytes.labels("in").inc(result.bytes)
         return result

@@ -14,8 +14,11 @@ from cloche_server.app.create import Creator
 from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
 from cloche_server.app.export import Exporter
+from cloche_server.app.filelinks import FileLinks
 from cloche_server.app.files import Files
+from cloche_server.app.filetools import FileTools
 from cloche_server.app.fork import Forks
+from cloche_server.app.git import Git
 from cloche_server.app.lifecycle import LifecycleVerbs
 from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
@@ -63,6 +66,9 @@ class Services:
     processes: Processes
     terminals: Terminals
     files: Files
+    file_tools: FileTools
+    file_links: FileLinks
+    git: Git
     consoles: Consoles
     templates: Templates
     tokens: Tokens

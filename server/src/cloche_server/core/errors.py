@@ -141,6 +141,32 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
     "file.name_too_long": ErrorSpec("a name is longer than the file system allows"),
     "file.busy": ErrorSpec("the file is in use", retryable=True),
     "file.no_space": ErrorSpec("the disk of the sandbox is full"),
+    "file.changed": ErrorSpec(
+        "the file is not as the condition of the request says; nothing was written", action="read it again"
+    ),
+    "file.range_not_satisfiable": ErrorSpec("the file has no such part"),
+    "file.bad_archive": ErrorSpec("what was sent is not an archive of the format, or it is damaged"),
+    "file.unsafe_archive": ErrorSpec("an entry of the archive would be outside of the directory"),
+    "file.archive_too_large": ErrorSpec("the archive is larger than allowed"),
+    "file.too_many_watches": ErrorSpec(
+        "there are more directories than may be watched", action="watch fewer of them, or without `recursive`"
+    ),
+    "file.not_a_link": ErrorSpec("the path is not a symbolic link"),
+    "file.link_invalid": ErrorSpec("the signed link is not good for this", action="ask whoever gave it for another"),
+    # git
+    "git.missing": ErrorSpec("there is no git in the sandbox", action="use a template that has it, or install it"),
+    "git.not_a_repository": ErrorSpec("the directory is not a git repository"),
+    "git.not_found": ErrorSpec("git does not know the branch, revision, remote or path"),
+    "git.exists": ErrorSpec("the branch or the target directory exists already"),
+    "git.auth_failed": ErrorSpec("the remote wants other credentials", action="name a `secret` that is granted"),
+    "git.no_grant": ErrorSpec(
+        "the sandbox has no grant of the secret for the host of the remote", action="grant it when it is created"
+    ),
+    "git.conflict": ErrorSpec("git has met a conflict, or changes that would be lost"),
+    "git.rejected": ErrorSpec("the remote has refused the push", action="pull first"),
+    "git.nothing_to_commit": ErrorSpec("there is nothing to commit"),
+    "git.unreachable": ErrorSpec("the remote cannot be reached"),
+    "git.failed": ErrorSpec("git has failed; its output is in the details"),
     # ports and previews
     "port.closed": ErrorSpec(
         "nothing listens on the port of the sandbox", action="start the server, or look which ports are listed"

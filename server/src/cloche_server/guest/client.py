@@ -13,6 +13,7 @@ from . import decode
 from .caller import CALL_SECONDS, Caller
 from .errors import CallContext
 from .files import FileCalls
+from .filetools import FileToolCalls
 from .h2link import Response
 from .processes import ProcessCalls, exec_path, is_exec_id
 from .streams import IDLE_SECONDS, ExecCall
@@ -25,8 +26,9 @@ _MACHINE: Final = CallContext("machine")
 _EXECS_BYTES: Final = 4 * 1024 * 1024
 
 
-class GuestClient(FileCalls, ProcessCalls):
-    """Speaks to the agent of one sandbox; file calls are in `FileCalls`, those of processes in `ProcessCalls`.
+class GuestClient(FileCalls, FileToolCalls, ProcessCalls):
+    """Speaks to the agent of one sandbox; file calls are in `FileCalls` and `FileToolCalls`, those of processes in
+    `ProcessCalls`.
 
     Connects when a call needs it. Every method raises ClocheError: `sandbox.unreachable` (LinkLost,
     LinkTimeout) when the agent is not there, `guest.protocol` when it answers nonsense, and what

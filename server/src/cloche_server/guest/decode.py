@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
+from ..core.trees import TAG, FileHead
 from .errors import protocol_error
 from .fields import Fields
 from .frames import parse_exit
@@ -30,6 +32,7 @@ EXECS_MAX: Final = 10_000
 _PORTS_MAX: Final = 1024
 _PROCESSES_MAX: Final = 2048
 _TAG_MAX: Final = 2048
+_PART: Final = re.compile(r"([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})", re.ASCII)
 
 
 def agent_info(body: object) -> AgentInfo:
@@ -199,22 +202,41 @@ def dir_listing(body: object, limit: int) -> DirListing:
 
 def write_result(body: object) -> WriteResult:
     f = Fields(body)
-    return WriteResult(path=f.text("path", _PATH_MAX, default=""), bytes=f.integer("bytes"), created=f.flag("created"))
+    path = f.text("path", _PATH_MAX, default="")
+    return WriteResult(path=path, bytes=f.integer("bytes"), created=f.flag("created"), tag=_tag(f.opt_text("tag", 256)))
 
 
-def file_head(headers: Mapping[str, str]) -> tuple[int | None, int, int]:
-    """(size or None, mode, mtime in ns) of the headers of a download."""
+def _tag(text: str | None) -> str | None:
+    if text is not None and not TAG.fullmatch(text):
+        raise protocol_error("a tag of another form")
+    return text
 
-    def number(name: str) -> int | None:
-        text = headers.get(name)
-        if text is None:
-            return None
-        digits = text[1:] if text.startswith("-") else text
-        if not digits.isascii() or not digits.isdigit() or len(digits) > 19:
-            raise protocol_error(f"the header {name!r} is not a number")
-        return int(text)
 
-    size = number("content-length")
+def number_header(headers: Mapping[str, str], name: str) -> int | None:
+    """A decimal number, None if there is none."""
+    text = headers.get(name)
+    if text is None:
+        return None
+    digits = text[1:] if text.startswith("-") else text
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 19:
+        raise protocol_error(f"the header {name!r} is not a number")
+    return int(text)
+
+
+def file_head(headers: Mapping[str, str]) -> FileHead:
+    """What the headers of a download say."""
+    size = number_header(headers, "content-length")
     if size is not None and size < 0:
         raise protocol_error("a negative length")
-    return size, _octal(headers.get("x-mode", "0")), number("x-mtime-ns") or 0
+    unchanged = headers.get("x-unchanged") == "1"
+    part = None
+    if (text := headers.get("x-range")) is not None:
+        found = _PART.fullmatch(text)
+        if found is None:
+            raise protocol_error("a part of another form")
+        first, count, whole = (int(number) for number in found.groups())
+        if (count != size and not unchanged) or first + count > whole:
+            raise protocol_error("a part that is not in the file")
+        part = first, count, whole
+    mtime_ns = number_header(headers, "x-mtime-ns") or 0
+    return FileHead(size, _octal(headers.get("x-mode", "0")), mtime_ns, _tag(headers.get("x-tag")), part, unchanged)

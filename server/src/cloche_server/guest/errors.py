@@ -64,6 +64,8 @@ _FIELDS: Final = frozenset(
         "name",
         "port",
     }
+    | {"pattern", "include", "exclude", "context", "format", "owner", "group", "max_bytes", "max_entries"}
+    | {"strip", "first", "body", "paths", "paths_b64", "watches", "depth"}
 )
 
 
@@ -132,6 +134,14 @@ def _not_found(ctx: CallContext, field: str) -> tuple[str, str]:
         return "exec.not_found", f"There is no exec {_quoted(ctx.exec_id, 'with this id')} in the sandbox."
     if field == "port":
         return "port.closed", f"Nothing listens on port {ctx.port} of the sandbox."
+    if ctx.area == "file" and not field:
+        # It says of every path that it is one: what it does not find is the call.
+        return (
+            "not_implemented",
+            "The agent in this sandbox is older than the server and does not know this call; make another sandbox.",
+        )
+    if ctx.area == "file" and field in ("owner", "group"):
+        return "request.invalid", f"There is no such {field} in the sandbox."
     if ctx.area == "file":
         path = _quoted(ctx.path, "at this path")
         return "file.not_found", f"There is no file or directory {path} in the sandbox."
@@ -153,6 +163,8 @@ def _too_large(ctx: CallContext, field: str, errno: str) -> tuple[str, str]:
         return "file.no_space", "The file is larger than the file system of the sandbox allows."
     if field == "cwd":
         return "exec.invalid_cwd", f"The working directory {_quoted(ctx.cwd, '')} has a name that is too long."
+    if ctx.area == "file" and field in _TOO_LARGE:
+        return "file.archive_too_large", _TOO_LARGE[field]
     if ctx.area == "exec":
         part = {"env": "The environment", "argv": "An argument", "shell": "The command"}.get(
             field, "The command or its environment"
@@ -167,6 +179,25 @@ _WRONG: Final[Mapping[str, str]] = {
     "from": "There is no output at this offset yet.",
     "rlimits": "A limit of `rlimits` is unknown or out of its range.",
 }
+#: Codes that say all by themselves.
+_PLAIN: Final[Mapping[str, tuple[str, str]]] = {
+    "changed": ("file.changed", "{path} is not as the condition of the request says."),
+    "range": ("file.range_not_satisfiable", "{path} has no such part."),
+    "bad_archive": ("file.bad_archive", "What was sent is not an archive of the format, or it is damaged."),
+    "unsafe_archive": ("file.unsafe_archive", "An entry of the archive would be outside of {path}."),
+    "not_a_link": ("file.not_a_link", "{path} is not a symbolic link."),
+    "too_many_watches": (
+        "file.too_many_watches",
+        "There are more directories below {path} than may be watched; watch fewer of them, or without `recursive`.",
+    ),
+}
+_TOO_LARGE: Final[Mapping[str, str]] = {
+    "max_bytes": "The archive has more bytes than the request allows.",
+    "max_entries": "The archive has more entries than the request allows.",
+    "format": "A zip archive holds at most 50 000 entries; take tar.",
+    "body": "The list of the entries of the zip archive is too long; take tar.",
+}
+_DONE_MAX: Final = 16
 
 
 def _bad_request(ctx: CallContext, field: str) -> tuple[str, str]:
@@ -227,6 +258,9 @@ def _conflict(ctx: CallContext, code: str, field: str, errno: str) -> tuple[str,
 
 
 def _classify(status: int, code: str, field: str, errno: str, ctx: CallContext) -> tuple[str, str]:
+    if code in _PLAIN and ctx.area == "file":
+        known = _PLAIN[code]
+        return known[0], known[1].format(path=_quoted(ctx.path, "The path"))
     if status == 409:
         return _conflict(ctx, code, field, errno)
     if status == 413:
@@ -261,4 +295,9 @@ def agent_error(status: int, body: object, ctx: CallContext) -> ClocheError:
         details["field"] = field
     if errno:
         details["errno"] = errno
+    if isinstance(at := body.get("at"), str):
+        details["at"] = at[:4096].encode("utf-8", "replace").decode("utf-8")
+    if isinstance(done := body.get("done"), dict) and len(done) <= _DONE_MAX:
+        # Numbers only: how far the call has come.
+        details["done"] = {k[:32]: v for k, v in done.items() if type(v) is int and k.isascii() and k.isidentifier()}
     return ClocheError(code, message, details=details)

@@ -46,6 +46,11 @@ class Fields:
             raise protocol_error("a JSON value that is not an object")
         self._values: Mapping[str, Any] = values
 
+    @property
+    def values(self) -> Mapping[str, Any]:
+        """The object as it came."""
+        return self._values
+
     def has(self, name: str) -> bool:
         """Whether the field is there and not null."""
         return self._values.get(name) is not None

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Final
 
 from ..core.errors import ClocheError
+from ..core.trees import ReadWish
 from . import decode
 from .caller import CALL_SECONDS, Caller
 from .errors import CallContext, protocol_error
@@ -43,10 +44,10 @@ def path_query(path: str | bytes, name: str = "path") -> tuple[str, str]:
     try:
         return name, raw.decode("utf-8")
     except UnicodeDecodeError:
-        return name + "_b64", _base64url(raw)
+        return name + "_b64", base64url(raw)
 
 
-def _base64url(raw: bytes) -> str:
+def base64url(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
 
@@ -65,6 +66,7 @@ class FileCalls:
         path: str | bytes,
         user: str | None = None,
         *,
+        wish: ReadWish | None = None,
         timeout: float = CALL_SECONDS,
         idle_timeout: float = IDLE_SECONDS,
     ) -> FileBody:
@@ -72,14 +74,15 @@ class FileCalls:
 
         `timeout` is for the begin of the answer, `idle_timeout` for silence after that.
         """
-        ctx, query = _target(path, user)
-        response = await self._caller.open("GET", "/v1/files", ctx, query=query, timeout=timeout)
+        ctx, query = target(path, user)
+        query += [] if wish is None else wish.query()
+        method = "HEAD" if wish is not None and wish.head else "GET"
+        response = await self._caller.open(method, "/v1/files", ctx, query=query, timeout=timeout)
         try:
-            size, mode, mtime_ns = decode.file_head(response.headers)
+            return FileBody(response, decode.file_head(response.headers), idle_timeout=idle_timeout)
         except ClocheError:
             await response.aclose()
             raise
-        return FileBody(response, size, mode, mtime_ns, idle_timeout=idle_timeout)
 
     async def write_file(
         self,
@@ -92,6 +95,8 @@ class FileCalls:
         parents: bool = True,
         user: str | None = None,
         content_length: int | None = None,
+        if_match: Sequence[str] = (),
+        if_absent: bool = False,
         timeout: float = CALL_SECONDS,
     ) -> WriteResult:
         """Write a file; readers see the old or the new content (not with `append`).
@@ -99,9 +104,9 @@ class FileCalls:
         `timeout`: seconds the agent may take no part of the body, and seconds for its answer after the
         end. The iterator may take its time. If it raises, or the caller is cancelled, nothing is left in
         the guest, and an async generator is closed. With `content_length` the agent refuses a body of
-        another length.
+        another length. `if_match` (tags, or `*`) and `if_absent`: otherwise `file.changed`.
         """
-        ctx, query = _target(path, user)
+        ctx, query = target(path, user)
         if mode is not None:
             query.append(("mode", f"{mode:04o}"))
         if mtime_ns is not None:
@@ -110,6 +115,10 @@ class FileCalls:
             query.append(("append", "1"))
         if not parents:
             query.append(("parents", "0"))
+        if if_match:
+            query.append(("if_match", ",".join(if_match)))
+        if if_absent:
+            query.append(("if_absent", "1"))
         headers = [("content-type", "application/octet-stream")]
         if isinstance(body, bytes):
             content_length = len(body)
@@ -132,7 +141,7 @@ class FileCalls:
 
         The agent is silent until all is gone, and some trees are large: hence the long default timeout.
         """
-        ctx, query = _target(path, user)
+        ctx, query = target(path, user)
         if recursive:
             query.append(("recursive", "1"))
         await self._caller.call("DELETE", "/v1/files", ctx, query=query, timeout=timeout)
@@ -165,10 +174,10 @@ class FileCalls:
     async def _page(
         self, path: str | bytes, limit: int, after: bytes | None, user: str | None, timeout: float
     ) -> DirListing:
-        ctx, query = _target(path, user)
+        ctx, query = target(path, user)
         query.append(("limit", str(limit)))
         if after is not None:
-            query.append(("after", _base64url(after)))
+            query.append(("after", base64url(after)))
         # Room for names of 255 bytes that JSON has to escape, in `name` and in `path`.
         room = min(_PAGE_BYTES, 65536 + limit * (3600 + 6 * len(path)))
         answer = await self._caller.call("GET", "/v1/dir", ctx, query=query, timeout=timeout, limit=room)
@@ -183,7 +192,7 @@ class FileCalls:
         timeout: float = CALL_SECONDS,
     ) -> Entry:
         """One entry; of a link the link itself unless `follow`."""
-        ctx, query = _target(path, user)
+        ctx, query = target(path, user)
         if follow:
             query.append(("follow", "1"))
         return decode.entry(await self._caller.call("GET", "/v1/stat", ctx, query=query, timeout=timeout))
@@ -198,7 +207,7 @@ class FileCalls:
         timeout: float = CALL_SECONDS,
     ) -> Entry:
         """Make a directory. With `parents` missing ones too, and one that exists is fine."""
-        ctx, query = _target(path, user)
+        ctx, query = target(path, user)
         query.append(("parents", "1" if parents else "0"))
         if mode is not None:
             query.append(("mode", f"{mode:04o}"))
@@ -214,7 +223,7 @@ class FileCalls:
         timeout: float = TREE_SECONDS,
     ) -> None:
         """Rename; across file systems the agent copies, hence the long default timeout."""
-        ctx, query = _target(path, user)
+        ctx, query = target(path, user)
         ctx = CallContext("file", path=path, to=to, user=user)
         query.append(path_query(to, "to"))
         if overwrite:
@@ -222,7 +231,7 @@ class FileCalls:
         await self._caller.call("POST", "/v1/move", ctx, query=query, timeout=timeout)
 
 
-def _target(path: str | bytes, user: str | None) -> tuple[CallContext, Query]:
+def target(path: str | bytes, user: str | None) -> tuple[CallContext, Query]:
     query = [path_query(path)]
     if user is not None:
         query.append(("user", user))

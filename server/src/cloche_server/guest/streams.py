@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from ..core.errors import ClocheError
+from ..core.trees import FileHead
 from .errors import protocol_error
 from .frames import Frame, FrameDecoder, Heartbeat, Started
 from .h2stream import Response
@@ -126,12 +127,13 @@ class FileBody:
     `size` in bytes, None where the kernel does not tell (as in /proc); `mode` permission bits.
     """
 
-    def __init__(self, response: Response, size: int | None, mode: int, mtime_ns: int, *, idle_timeout: float) -> None:
+    def __init__(self, response: Response, head: FileHead, *, idle_timeout: float) -> None:
         self._response = response
         self._idle = idle_timeout
-        self.size = size
-        self.mode = mode
-        self.mtime_ns = mtime_ns
+        self.head = head
+        self.size = head.size
+        self.mode = head.mode
+        self.mtime_ns = head.mtime_ns
 
     async def aiter_bytes(self) -> AsyncGenerator[bytes, None]:
         """Chunks of at most 128 KiB. Another length than announced is an error, never a short body."""

@@ -198,6 +198,7 @@ class WriteResult:
     path: str
     bytes: int
     created: bool
+    tag: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from .._paths import RemotePath
 from ..errors import ConnectionLost, FileNotFound, ProtocolError
 from ..models import FileEntry, WriteResult
 from .transport import AsyncBody, AsyncTransport
+from .trees import AsyncTrees
 
 CHUNK = 256 * 1024
 
@@ -72,7 +73,7 @@ class AsyncFileStream:
         await self.aclose()
 
 
-class AsyncFiles:
+class AsyncFiles(AsyncTrees):
     """The file system of one sandbox; a sandbox has it as `sandbox.files`.
 
     Paths are absolute. A name that is not UTF-8 is text with surrogate escapes, or bytes.
@@ -105,26 +106,31 @@ class AsyncFiles:
         user: str | None = None,
         mtime: int | None = None,
         append: bool = False,
+        if_match: str | None = None,
+        if_absent: bool = False,
     ) -> WriteResult:
         """Write a file; missing parents are made, and a reader sees the old content or the new.
 
         `data`: text (as UTF-8), bytes, a local `Path`, an open file, or an iterable of text or bytes; the
         last three are sent piece by piece. `mode`: octal, as `0o755` or `"755"`; without it an existing file
-        keeps its mode. `user`: whose rights apply and whose the file is.
+        keeps its mode. `user`: whose rights apply and whose the file is. `if_match` (an `etag`) and `if_absent`: write
+        only if the file is still so, or not there; else `FileChanged`.
         """
         query = _call.params(mode=_paths.mode_text(mode), user=user, mtime=mtime, append=append or None)
         call = Call(
             "PUT",
             self._path,
             params={**_paths.field(path), **query},
-            content=_content(data),
+            content=content(data),
             silence=SLOW,
+            headers=_wire.given(**{"If-Match": if_match, "If-None-Match": "*" if if_absent else None}),
         )
         result = _wire.record(await self._transport.json(call))
         return WriteResult(
             path=_paths.text(path),
             bytes=int(_wire.required(result, "bytes")),
             created=bool(result.get("created", False)),
+            etag=result.get("etag"),
         )
 
     async def upload(
@@ -274,7 +280,7 @@ class LocalFile:
             self._file.close()
 
 
-def _content(data: Source) -> bytes | AsyncIterator[bytes]:
+def content(data: Source) -> bytes | AsyncIterator[bytes]:
     if isinstance(data, str):
         return data.encode("utf-8")
     if isinstance(data, bytes | bytearray | memoryview):

@@ -17,6 +17,7 @@ from ..usage import Budget, Usage
 from .client import AsyncClient, transport_for
 from .execution import AsyncExec, AsyncExecStream, collect
 from .files import AsyncFiles
+from .git import AsyncGit
 from .life import AsyncLife, IdleAction
 from .network import AsyncNetwork
 from .ports import AsyncPorts
@@ -44,6 +45,7 @@ class AsyncSandbox(AsyncLife, AsyncNetwork, AsyncPorts):
         super().__init__(transport, info)
         self.files = AsyncFiles(transport, info.id)
         self.processes = AsyncProcesses(transport, info.id)
+        self.git = AsyncGit(transport, info.id)
 
     def terminal(
         self,

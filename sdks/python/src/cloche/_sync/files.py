@@ -19,6 +19,7 @@ from .._paths import RemotePath
 from ..errors import ConnectionLost, FileNotFound, ProtocolError
 from ..models import FileEntry, WriteResult
 from .transport import Body, Transport
+from .trees import Trees
 
 CHUNK = 256 * 1024
 
@@ -75,7 +76,7 @@ class FileStream:
         self.close()
 
 
-class Files:
+class Files(Trees):
     """The file system of one sandbox; a sandbox has it as `sandbox.files`.
 
     Paths are absolute. A name that is not UTF-8 is text with surrogate escapes, or bytes.
@@ -108,26 +109,31 @@ class Files:
         user: str | None = None,
         mtime: int | None = None,
         append: bool = False,
+        if_match: str | None = None,
+        if_absent: bool = False,
     ) -> WriteResult:
         """Write a file; missing parents are made, and a reader sees the old content or the new.
 
         `data`: text (as UTF-8), bytes, a local `Path`, an open file, or an iterable of text or bytes; the
         last three are sent piece by piece. `mode`: octal, as `0o755` or `"755"`; without it an existing file
-        keeps its mode. `user`: whose rights apply and whose the file is.
+        keeps its mode. `user`: whose rights apply and whose the file is. `if_match` (an `etag`) and `if_absent`: write
+        only if the file is still so, or not there; else `FileChanged`.
         """
         query = _call.params(mode=_paths.mode_text(mode), user=user, mtime=mtime, append=append or None)
         call = Call(
             "PUT",
             self._path,
             params={**_paths.field(path), **query},
-            content=_content(data),
+            content=content(data),
             silence=SLOW,
+            headers=_wire.given(**{"If-Match": if_match, "If-None-Match": "*" if if_absent else None}),
         )
         result = _wire.record(self._transport.json(call))
         return WriteResult(
             path=_paths.text(path),
             bytes=int(_wire.required(result, "bytes")),
             created=bool(result.get("created", False)),
+            etag=result.get("etag"),
         )
 
     def upload(
@@ -277,7 +283,7 @@ class LocalFile:
             self._file.close()
 
 
-def _content(data: Source) -> bytes | Iterator[bytes]:
+def content(data: Source) -> bytes | Iterator[bytes]:
     if isinstance(data, str):
         return data.encode("utf-8")
     if isinstance(data, bytes | bytearray | memoryview):

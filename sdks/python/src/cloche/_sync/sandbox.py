@@ -20,6 +20,7 @@ from ..usage import Budget, Usage
 from .client import Client, transport_for
 from .execution import Exec, ExecStream, collect
 from .files import Files
+from .git import Git
 from .life import Life, IdleAction
 from .network import AsyncNetwork
 from .ports import Ports
@@ -47,6 +48,7 @@ class Sandbox(Life, AsyncNetwork, Ports):
         super().__init__(transport, info)
         self.files = Files(transport, info.id)
         self.processes = Processes(transport, info.id)
+        self.git = Git(transport, info.id)
 
     def terminal(
         self,
