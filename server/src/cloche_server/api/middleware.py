@@ -174,15 +174,14 @@ class RequestMiddleware:
         call = calls.begin(token)
         scope["cloche.call"] = call
         try:
-            with self._open.enter(token.workspace, scope.get("method", "GET"), scope["path"]):
+            with self._open.enter(token.workspace, scope["method"], scope["path"]):
                 await self._app(scope, receive, answer.send)
         finally:
             calls.finish(call)
 
     async def _by_link(self, scope: Scope, receive: Receive, answer: _Answer | SocketAnswer) -> None:
         """A signed link to a file: it needs no token, and one that is not good counts as a failure to have one."""
-        method = scope.get("method", "GET")  # a WebSocket has none
-        method = "GET" if method == "HEAD" else method
+        method = "GET" if scope["method"] == "HEAD" else scope["method"]
         try:
             scope["cloche.link"] = self._services.file_links.read(scope["path"].removeprefix(PREFIX), method)
         except ClocheError:
