@@ -15,6 +15,7 @@ from cloche_server.app.budget import Budgets
 from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.capturing import Capturer
+from cloche_server.app.code import Codes
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
 from cloche_server.app.dialing import SandboxDialer
@@ -169,6 +170,7 @@ class Parts:
             exporter=Exporter(machines, catalog, snapshots),
             importer=Importer(settings, machines, catalog, snapshots, clock),
             execs=Execs(access),
+            codes=Codes(access),
             files=Files(access),
             consoles=Consoles(access, settings.data / "sandboxes"),
             templates=Templates(catalog, self.keeper),

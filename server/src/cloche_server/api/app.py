@@ -19,12 +19,14 @@ from cloche_server.api.openapi import build_document
 from cloche_server.api.respond import ClientGone, dump, invalid_fields
 from cloche_server.api.routes import (
     archive,
+    code,
     events,
     files,
     later,
     lineage,
     network,
     ports,
+    repl,
     sandboxes,
     secrets,
     selftest,
@@ -78,6 +80,8 @@ def bare_app() -> FastAPI:
     # Routes that exist but answer 501 stand before `/templates/{name}`, which would take their place.
     for router in (
         exec_routes.router,
+        code.router,
+        repl.router,
         files.router,
         sandboxes.router,
         usage.router,

@@ -27,6 +27,7 @@ from cloche_server.core.records import BootMode, ExecDefaults, IdleAction, Resou
 from cloche_server.core.walls import Walls
 from cloche_server.host.clock import Clock
 from cloche_server.settings import Settings
+from cloche_server.storage.locate import not_baked
 from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
 from cloche_server.store.db import Conflict
 from cloche_server.store.sandboxes import IdempotencyKey
@@ -219,11 +220,7 @@ class Creator:
         name, shape = request.template, resources.shape
         family = self._catalog.resolve(name, request.workspace)
         if family is None:
-            raise ClocheError(
-                "template.not_found",
-                f"template {name} not found; `GET /v1/templates` lists what there is",
-                details={"template": name},
-            )
+            raise await asyncio.to_thread(not_baked, self._settings.recipes, name)
         fingerprint = self._machines.engine.fingerprint
         meta = self._catalog.find(family, shape, fingerprint, request.workspace)
         if meta is None:

@@ -9,6 +9,7 @@ from cloche_server.app.access import Access
 from cloche_server.app.archive_import import Importer
 from cloche_server.app.audit import Audit
 from cloche_server.app.budget_verbs import BudgetVerbs
+from cloche_server.app.code import Codes
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
 from cloche_server.app.events import Events
@@ -56,6 +57,7 @@ class Services:
     exporter: Exporter
     importer: Importer
     execs: Execs
+    codes: Codes
     files: Files
     consoles: Consoles
     templates: Templates
