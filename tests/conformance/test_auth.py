@@ -96,6 +96,7 @@ def test_foreign_deleted_and_random_ids_give_the_same_answer(
         foreign, _calls(document, "z" * 20), _calls(document, gone.id), strict=True
     ):
         fields = {"cmd": "id", "path": "/x", "from": "/x", "to": "/y", "cpu_seconds": 1, "port": 3000}
+        fields |= {"code": "1", "text": "x"}
         fields |= {"mode": "none"} if target.endswith("/network") else {}
         body = None if method in {"GET", "DELETE"} else json.dumps(fields)
         more = "&" if "?" in target else "?"

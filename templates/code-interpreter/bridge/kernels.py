@@ -233,7 +233,8 @@ class Kernel:
         if self.kind == "deno":
             await self._send("control", "interrupt_request", {})
         elif self.kind == "bash":
-            os.kill(self.pid, signal.SIGINT)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGINT)
         else:
             self.signal(signal.SIGINT)
 

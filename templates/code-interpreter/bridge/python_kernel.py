@@ -57,7 +57,14 @@ class Kernel(IPythonKernel):
             self._seen = now
             reseed()
         os.environ.update(wanted.get("base") or {})
-        with Surroundings(wanted.get("env") or {}, wanted.get("cwd")):
+        try:
+            if wanted.get("home"):
+                os.chdir(wanted["home"])
+            surroundings = Surroundings(wanted.get("env") or {}, wanted.get("cwd"))
+        except (OSError, ValueError) as error:
+            name = type(error).__name__
+            return {"status": "error", "execution_count": 0, "ename": name, "evalue": str(error), "traceback": []}
+        with surroundings:
             reply = await super().do_execute(
                 code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
             )

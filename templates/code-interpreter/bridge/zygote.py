@@ -6,6 +6,7 @@ bridge writes one JSON line per kernel to file descriptor 3, and reads `{"pid": 
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
@@ -18,6 +19,7 @@ import sys
 from typing import Any
 
 CONTROL_FD = 3
+PR_SET_PDEATHSIG = 1
 #: What a kernel would load when it starts, or with its first cells.
 MODULES = (
     "bash_kernel",
@@ -92,6 +94,8 @@ def become(request: dict[str, Any]) -> None:
         os.initgroups(user.pw_name, user.pw_gid)
         os.setgid(user.pw_gid)
         os.setuid(user.pw_uid)
+    # No kernel outlives the zygote, which nobody would know of any more.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     names = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell or "/bin/bash"}
     os.environ.update(names)
     os.environ["IPYTHONDIR"] = os.path.join(request["folder"], "ipython")

@@ -22,6 +22,7 @@ from cloche_server.api.protocol import protocol_for
 from cloche_server.app.archive_import import Importer
 from cloche_server.app.audit import Audit
 from cloche_server.app.broker import Broker
+from cloche_server.app.code import Codes
 from cloche_server.app.console import Consoles
 from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
@@ -56,6 +57,7 @@ PASSING = {"x-request-id", "x-ratelimit-remaining", "x-ratelimit-reset"}
 BODY: dict[str, Any] = {
     "cmd": "id", "path": "/x", "from": "/x", "to": "/y", "cpu_seconds": 1000, "scope": "read",
     "url": "http://127.0.0.1:1/", "name": "n1", "count": 1, "value": "v", "port": 8080,
+    "code": "1", "text": "x",
 }  # fmt: skip
 
 
@@ -219,7 +221,8 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
         creates=NamedCreates(host.creates, host.access, host.lifecycle), lifecycle=host.lifecycle, sleep=host.sleep,
         power=host.power, forks=host.forks, snapshots=host.snapshots, restores=host.restores,
         promoter=Promoter(chosen, *parts, host.clock), exporter=Exporter(*parts),
-        importer=Importer(chosen, *parts, host.clock), execs=Execs(host.access), files=Files(host.access),
+        importer=Importer(chosen, *parts, host.clock), execs=Execs(host.access), codes=Codes(host.access),
+        files=Files(host.access),
         consoles=Consoles(host.access, host.root), templates=Templates(site.templates, keeper),
         tokens=Tokens(TokenStore(host.database), host.clock), meters=host.meters, budgets=host.spending,
         events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, ports=ports,

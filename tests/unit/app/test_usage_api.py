@@ -58,6 +58,7 @@ async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[h
         webhooks=unused,
         secrets=unused,
         execs=Execs(host.access),
+        codes=unused,
         files=Files(host.access),
         consoles=Consoles(host.access, tmp_path / "sandboxes"),
         templates=unused,

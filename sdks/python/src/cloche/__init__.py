@@ -11,18 +11,33 @@
 from __future__ import annotations
 
 from ._async.client import AsyncClient
+from ._async.code import AsyncCodeStream, AsyncContexts
 from ._async.events import AsyncEventStream, AsyncWebhooks
 from ._async.execution import AsyncExec, AsyncExecStream
 from ._async.files import AsyncFiles, AsyncFileStream
 from ._async.sandbox import AsyncSandbox
 from ._async.snapshot import AsyncSnapshot
 from ._sync.client import Client
+from ._sync.code import CodeStream, Contexts
 from ._sync.events import EventStream, Webhooks
 from ._sync.execution import Exec, ExecStream
 from ._sync.files import Files, FileStream
 from ._sync.sandbox import Sandbox
 from ._sync.snapshot import Snapshot
 from ._version import __version__
+from .code import (
+    CodeContext,
+    CodeEnd,
+    CodeEvent,
+    CodeException,
+    CodeGap,
+    CodeResult,
+    CodeStarted,
+    CodeStderr,
+    CodeStdout,
+    Execution,
+    InputRequested,
+)
 from .errors import (
     AuthError,
     BootFailed,
@@ -110,6 +125,8 @@ from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
 __all__ = [
     "AsyncClient",
+    "AsyncCodeStream",
+    "AsyncContexts",
     "AsyncEventStream",
     "AsyncExec",
     "AsyncExecStream",
@@ -127,6 +144,16 @@ __all__ = [
     "CaptureFailed",
     "Client",
     "ClocheError",
+    "CodeContext",
+    "CodeEnd",
+    "CodeEvent",
+    "CodeException",
+    "CodeGap",
+    "CodeResult",
+    "CodeStarted",
+    "CodeStderr",
+    "CodeStdout",
+    "CodeStream",
     "CommandCancelled",
     "CommandError",
     "CommandFailed",
@@ -135,6 +162,7 @@ __all__ = [
     "ConflictError",
     "ConnectFailed",
     "ConnectionLost",
+    "Contexts",
     "Cost",
     "Decision",
     "DirectoryNotEmpty",
@@ -146,6 +174,7 @@ __all__ = [
     "ExecNotFound",
     "ExecResult",
     "ExecStream",
+    "Execution",
     "Exit",
     "Explanation",
     "FileBusy",
@@ -159,6 +188,7 @@ __all__ = [
     "ForkResult",
     "Gap",
     "GuestError",
+    "InputRequested",
     "InvalidRequestError",
     "InvalidStateError",
     "IsADirectory",
