@@ -18,12 +18,11 @@ JSON = st.recursive(
     max_leaves=12,
 )
 KINDS = ["started", "stdout", "stderr", "gap", "result", "error", "input", "alive", "end", "refused"]
-FIELDS = st.dictionaries(
-    st.sampled_from(
-        ["text", "data", "main", "dropped", "stream", "count", "name", "message", "traceback", "status", "context", "language", "execution_count", "duration_ms", "state_lost", "exit_code", "signal", "cause", "reason", "limit", "prompt", "password"]
-    ),
-    JSON,
-)
+NAMES = """
+text data main dropped stream count name message traceback status context language execution_count duration_ms
+state_lost exit_code signal cause reason limit prompt password
+"""
+FIELDS = st.dictionaries(st.sampled_from(NAMES.split()), JSON)
 
 
 @given(st.lists(st.dictionaries(st.text(), JSON, max_size=3), max_size=5), st.lists(st.integers(1, 9), max_size=40))

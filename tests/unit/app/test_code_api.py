@@ -16,7 +16,7 @@ from archive_site import Site
 
 from cloche_server.core import code
 from cloche_server.core.errors import ClocheError
-from kit.fake_engine import FakeGuest, World
+from kit.fake_engine import FakeGuest
 
 STARTED = {"type": "started", "context": "python", "language": "python"}
 END = {"type": "end", "status": "ok", "execution_count": 1, "duration_ms": 2.5, "state_lost": False}
@@ -94,8 +94,8 @@ def bridge(monkeypatch: pytest.MonkeyPatch) -> Bridge:
 
 
 @pytest.fixture
-async def site(host: Host, crew: Crew, world: World, tmp_path: Path) -> AsyncIterator[AccessSite]:
-    async with build(host, crew, Site(host, world), settings(tmp_path)) as made:
+async def site(host: Host, crew: Crew, tmp_path: Path) -> AsyncIterator[AccessSite]:
+    async with build(host, crew, Site(tmp_path / "t", host.world), settings(tmp_path)) as made:
         yield made
 
 

@@ -76,6 +76,8 @@ class CreateRequest:
     #: None: what the operator has chosen.
     network: NetworkPolicy | None = None
     grants: tuple[SecretGrant, ...] = ()
+    #: What is taken while nothing is baked under the name of the template.
+    stand_in: str | None = None
 
 
 @dataclass(slots=True)
@@ -219,6 +221,8 @@ class Creator:
             return self._catalog.existing(request.source.template.id)
         name, shape = request.template, resources.shape
         family = self._catalog.resolve(name, request.workspace)
+        if family is None and request.stand_in is not None:
+            family = self._catalog.resolve(request.stand_in, request.workspace)
         if family is None:
             raise await asyncio.to_thread(not_baked, self._settings.recipes, name)
         fingerprint = self._machines.engine.fingerprint
