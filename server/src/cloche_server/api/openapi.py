@@ -81,6 +81,8 @@ TAGS: Final = (
     ("ports", "What listens in a sandbox, and who may reach it from outside."),
     ("usage", "What sandboxes have used, and budgets that limit it."),
     ("exec", "Run commands in a sandbox."),
+    ("code", "Run code in kernels that keep their state."),
+    ("repl", "The same for clients of PandaStack."),
     ("files", "Read and write files in a sandbox."),
     ("templates", "What sandboxes are made from."),
     ("tokens", "Who may do what, and who did."),

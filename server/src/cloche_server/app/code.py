@@ -24,6 +24,7 @@ from cloche_server.core.code import (
 )
 from cloche_server.core.command import check_env
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.lifecycle import Status
 from cloche_server.core.secrets import guest_env
 from cloche_server.core.streams import ByteStream
 from cloche_server.guest.client import GuestClient
@@ -290,7 +291,7 @@ class CodeStream:
             try:
                 while not waiting.done():
                     await asyncio.wait({waiting}, timeout=seconds)
-                    if not waiting.done() and self._entry.record.status.value == "running":
+                    if not waiting.done() and self._entry.record.status is Status.RUNNING:
                         raise _silent(self._entry)
                 return code.event(waiting.result())
             finally:
