@@ -24,7 +24,7 @@ from kit.until import until
 
 def _base_with_code(baked: Path) -> Path:
     """A base directory of its own beside that of the others, who go on with the template they know. It is kept."""
-    base = Path(os.environ.get("CLOCHE_TEST_CODE_DATA") or f"{baked}-code")
+    base = Path(f"{baked}-code")
     base.mkdir(mode=0o700, exist_ok=True)
     with (base / "test.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -35,7 +35,7 @@ def _base_with_code(baked: Path) -> Path:
                     shutil.copytree(path, base / part / path.name, copy_function=os.link, symlinks=True)
         program = "from cloche_server.cli.main import main; main()"
         bake = [sys.executable, "-c", program, "template", "bake", "code-interpreter"]
-        subprocess.run(bake, env={**os.environ, "CLOCHE_DATA": str(base)}, check=True, timeout=1500)
+        subprocess.run(bake, env={**environment(), "CLOCHE_DATA": str(base)}, check=True, timeout=1500)
     return base
 
 

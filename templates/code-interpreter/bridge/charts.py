@@ -6,6 +6,7 @@ for each pair of axes that holds something. `type` is line, scatter, bar, pie, b
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -101,19 +102,32 @@ def _bars(axes: Any) -> list[dict[str, Any]]:
         for bar in container.patches[:MAX_POINTS]:
             middle = bar.get_y() + bar.get_height() / 2 if flat else bar.get_x() + bar.get_width() / 2
             value = bar.get_width() if flat else bar.get_height()
-            name = names.get(round(float(middle), 6), _value(middle))
+            name = _nearest(names, float(middle))
+            if name is None:
+                name = _value(middle)
             found.append({"label": str(name), "group": _label(container), "value": _value(value)})
     return found
 
 
 def _ticks(axis: Any) -> dict[float, str]:
-    """Names of places on an axis of categories."""
+    """Names of places on an axis, where it has names and not only numbers."""
     mapping = getattr(axis.units, "_mapping", None)
     if mapping:
         return {float(place): str(name) for name, place in mapping.items()}
+    if type(axis.get_major_formatter()).__name__ not in {"FixedFormatter", "FuncFormatter"}:
+        return {}
     places, names = axis.get_ticklocs(), axis.get_ticklabels()
-    found = {round(float(p), 6): n.get_text() for p, n in zip(places, names, strict=False) if n.get_text()}
-    return found
+    return {float(p): n.get_text() for p, n in zip(places, names, strict=False) if n.get_text()}
+
+
+def _nearest(names: dict[float, str], place: float) -> str | None:
+    """Bars of several groups stand side by side around the place that has the name."""
+    if not names:
+        return None
+    places = sorted(names)
+    closest = min(places, key=lambda one: abs(one - place))
+    gap = min((b - a for a, b in itertools.pairwise(places)), default=1.0)
+    return names[closest] if abs(closest - place) <= gap / 2 else None
 
 
 def _pie(axes: Any) -> list[dict[str, Any]]:
@@ -148,7 +162,7 @@ def _boxes(axes: Any) -> list[dict[str, Any]]:
         middle = float(sum(lines[position + 5].get_xdata()) / 2)
         found.append(
             {
-                "label": names.get(round(middle, 6), str(_value(middle))),
+                "label": _nearest(names, middle) or str(_value(middle)),
                 "min": _value(low[1]),
                 "first_quartile": _value(min(box)),
                 "median": _value(median[0]),

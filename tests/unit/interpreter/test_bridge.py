@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 from collections.abc import AsyncIterator
 
 import pytest
@@ -82,8 +83,6 @@ async def test_every_figure_once_also_before_an_exception(code: BridgeClient) ->
     assert ran.error is not None
     assert [e["type"] for e in ran.events[-2:]] == ["error", "end"]
     assert "iVBOR" not in ran.stdout + ran.error["traceback"]
-    import json
-
     first, second = (json.loads(one["application/vnd.cloche.chart+json"])["charts"][0] for one in ran.results)
     assert (first["type"], first["title"]) == ("bar", "T")
     assert first["elements"] == [
@@ -94,9 +93,23 @@ async def test_every_figure_once_also_before_an_exception(code: BridgeClient) ->
     assert second["elements"] == [{"label": "", "points": [[1, 3], [2, 4]]}]
 
 
-async def test_charts_of_other_kinds(code: BridgeClient) -> None:
-    import json
+async def test_bars_of_groups_have_the_name_they_stand_around(code: BridgeClient) -> None:
+    text = (
+        "import matplotlib.pyplot as plt\nfig, ax = plt.subplots()\n"
+        "ax.bar([-0.2, 0.8], [1, 2], 0.4, label='n')\nax.bar([0.2, 1.2], [3, 4], 0.4, label='s')\n"
+        "_ = ax.set_xticks([0, 1], ['Jan', 'Feb'])"
+    )
+    ran = await code.run(text)
+    found = json.loads(ran.results[0]["application/vnd.cloche.chart+json"])["charts"][0]["elements"]
+    assert [(e["label"], e["group"], e["value"]) for e in found] == [
+        ("Jan", "n", 1), ("Feb", "n", 2), ("Jan", "s", 3), ("Feb", "s", 4),
+    ]  # fmt: skip
+    ran = await code.run("plt.bar([1, 2.5], [1, 2])\nplt.show()")
+    found = json.loads(ran.results[0]["application/vnd.cloche.chart+json"])["charts"][0]["elements"]
+    assert [e["label"] for e in found] == ["1.0", "2.5"]
 
+
+async def test_charts_of_other_kinds(code: BridgeClient) -> None:
     drawn = {
         "pie": "plt.pie([1, 3], labels=['a', 'b'])",
         "scatter": "plt.scatter([1, 2], [3, 4], label='s')",

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from cloche_server.api import (
     wire,
     wire_archive,
+    wire_code,
     wire_events,
     wire_lineage,
     wire_ports,
@@ -50,6 +51,12 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_usage.BudgetBody,
     wire_ports.PortBody,
     wire_ports.PreviewTokenBody,
+    wire_code.CodeBody,
+    wire_code.ContextBody,
+    wire_code.InputBody,
+    wire_code.ReplSessionBody,
+    wire_code.ReplRunBody,
+    wire_code.ReplBody,
 )
 EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire.OutputEvent,
@@ -59,6 +66,13 @@ EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire_events.EventAnswer,
     wire_events.MissingAnswer,
     wire_events.StreamEnd,
+    wire_code.CodeStartedEvent,
+    wire_code.CodeTextEvent,
+    wire_code.CodeGapEvent,
+    wire_code.CodeResultItem,
+    wire_code.CodeErrorItem,
+    wire_code.CodeInputEvent,
+    wire_code.CodeEndEvent,
     wire.ErrorAnswer,
 )
 _REF: Final = "#/components/schemas/{model}"
@@ -159,6 +173,7 @@ def _finish_requests(schemas: Schema, settings: Settings) -> None:
     for alias in ("cpu", "vcpus"):
         create[alias] = {**create["cpus"], "description": "The same as `cpus`.", "deprecated": True}
     _limit(schemas["ExecBody"]["properties"]["timeout_seconds"], settings.exec_max_timeout)
+    _limit(schemas["CodeBody"]["properties"]["timeout_seconds"], settings.exec_max_timeout)
     schemas["ExecBody"]["oneOf"] = [
         {"required": [one], "properties": {one: {"not": {"type": "null"}}, other: {"type": "null"}}}
         for one, other in (("cmd", "argv"), ("argv", "cmd"))

@@ -131,12 +131,12 @@ class ReplSessionBody(Wire):
 
 
 class ReplRunBody(Wire):
-    code: Code
+    code: Code = Field(description="What is run.")
     timeout_ms: Annotated[StrictInt, Field(ge=1, le=86_400_000)] = Field(30_000, description="Milliseconds.")
 
 
 class ReplBody(Wire):
-    code: Code
+    code: Code = Field(description="What is run.")
     language: LanguageName = Field("python", description="`python`, `py`, `node`, `js`, `bash`, `sh` or `ruby`.")
 
 
