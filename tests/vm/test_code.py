@@ -19,7 +19,6 @@ import pytest
 from kit.client import ApiError, Box
 from kit.data import CHECKOUT, SHARED
 from kit.server import Server, environment
-from kit.until import until
 
 
 def _base_with_code(baked: Path) -> Path:
@@ -164,8 +163,9 @@ def test_who_hangs_up_interrupts(box: Box) -> None:
 
 
 def test_a_machine_that_boots_starts_it_when_it_is_asked_for(box: Box) -> None:
-    box.sh("pkill -9 -f '[c]ode/bridge.py'", timeout=30)
-    until(lambda: value(box, "'new'") == "'new'", 120)
+    find = "-f '[c]ode/bridge.py'"
+    box.sh(f"pkill -9 {find}; while pgrep {find}; do sleep 0.1; done", timeout=30)
+    assert value(box, "'new'") == "'new'"
     assert value(box, "'kept' in dir()") == "False"
 
 
