@@ -32,12 +32,7 @@ async def test_a_run(fake: FakeCloche) -> None:
     sandbox = await AsyncSandbox.create()
     told = [STARTED, ("stdout", {"text": "a"}), ("gap", {"stream": "stdout", "count": 7}), ("news", {}), PICTURE, VALUE]
     asked: list[Any] = []
-
-    async def ran(request: Any, reply: Any) -> None:
-        asked.append(await request.json())
-        await faults.events([*told, end("ok")])(request, reply)
-
-    fake.on("POST", "/code", ran)
+    fake.on("POST", "/code", faults.recorded(asked, faults.events([*told, end("ok")])))
     seen: list[Any] = []
     found = await sandbox.run_code("x + 1", timeout=5, env={"A": "b"}, on_stdout=seen.append, on_result=seen.append)
     assert (found.ok, found.text, found.stdout_dropped_bytes) == (True, "21", 7)

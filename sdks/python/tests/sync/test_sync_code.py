@@ -35,12 +35,7 @@ def test_a_run(fake: FakeCloche) -> None:
     sandbox = Sandbox.create()
     told = [STARTED, ("stdout", {"text": "a"}), ("gap", {"stream": "stdout", "count": 7}), ("news", {}), PICTURE, VALUE]
     asked: list[Any] = []
-
-    def ran(request: Any, reply: Any) -> None:
-        asked.append(request.json())
-        faults.events([*told, end("ok")])(request, reply)
-
-    fake.on("POST", "/code", ran)
+    fake.on("POST", "/code", faults.recorded(asked, faults.events([*told, end("ok")])))
     seen: list[Any] = []
     found = sandbox.run_code("x + 1", timeout=5, env={"A": "b"}, on_stdout=seen.append, on_result=seen.append)
     assert (found.ok, found.text, found.stdout_dropped_bytes) == (True, "21", 7)
