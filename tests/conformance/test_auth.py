@@ -98,6 +98,7 @@ def test_foreign_deleted_and_random_ids_give_the_same_answer(
     ):
         fields = {"cmd": "id", "path": "/x", "from": "/x", "to": "/y", "cpu_seconds": 1, "port": 3000}
         fields |= {"signal": "TERM", "cols": 80, "rows": 24, "stdin": "none"} if "/processes" in target else {}
+        fields |= {"code": "1", "text": "x"}
         fields |= {"mode": "none"} if target.endswith("/network") else {}
         fields |= {"pattern": "x", "replacement": "y", "paths": ["/x"], "target": "/y", "url": "/x", "message": "m"}
         fields |= {"mode": "0700"} if target.endswith("/attributes") else {}

@@ -47,6 +47,13 @@ def test_each_default_template(client: pandastack.Client, template: str) -> None
         assert made.exec("echo ok").stdout == "ok\n"
 
 
+def test_others_are_told_how_to_bake_a_template(server: Server) -> None:
+    """These clients name it by themselves, so the base stands in for them; whoever names it on purpose is told."""
+    answer = server.api.request("POST", "/v1/sandboxes", json={"template": "code-interpreter"})
+    assert answer.status_code == 404
+    assert "cloche-server template bake code-interpreter" in answer.json()["error"]
+
+
 def test_get_list_refresh_and_metadata(client: pandastack.Client, box: pandastack.Sandbox) -> None:
     assert box.metadata == {"suite": "pandastack"}
     assert client.sandboxes.get(box.id).metadata == {"suite": "pandastack"}

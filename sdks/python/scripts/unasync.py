@@ -35,6 +35,9 @@ DROPPED = {"async", "await"}
 RULES = {
     "AsyncBody": "Body",
     "AsyncClient": "Client",
+    "AsyncCode": "Code",
+    "AsyncCodeStream": "CodeStream",
+    "AsyncContexts": "Contexts",
     "AsyncEventStream": "EventStream",
     "AsyncExec": "Exec",
     "AsyncExecStream": "ExecStream",

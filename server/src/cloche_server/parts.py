@@ -15,6 +15,7 @@ from cloche_server.app.budget import Budgets
 from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.capturing import Capturer
+from cloche_server.app.code import Codes
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
 from cloche_server.app.dialing import SandboxDialer
@@ -209,6 +210,7 @@ class Parts:
             file_tools=FileTools(access),
             file_links=FileLinks(access, clock, self._preview[0]),
             git=Git(access, execs),
+            codes=Codes(access),
             consoles=Consoles(access, settings.data / "sandboxes"),
             templates=Templates(catalog, self.keeper),
             tokens=Tokens(TokenStore(database), clock),

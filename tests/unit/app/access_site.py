@@ -23,6 +23,7 @@ from cloche_server.api.protocol import protocol_for
 from cloche_server.app.archive_import import Importer
 from cloche_server.app.audit import Audit
 from cloche_server.app.broker import Broker
+from cloche_server.app.code import Codes
 from cloche_server.app.console import Consoles
 from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
@@ -63,6 +64,7 @@ BODY: dict[str, Any] = {
     "cmd": "id", "path": "/x", "from": "/x", "to": "/y", "cpu_seconds": 1000, "scope": "read",
     "url": "http://127.0.0.1:1/", "name": "n1", "count": 1, "value": "v", "port": 8080,
     "pattern": "x", "replacement": "y", "paths": ["/x"], "target": "/y", "message": "m", "ref": "x", "owner": "root",
+    "code": "1", "text": "x",
 }  # fmt: skip
 
 
@@ -246,6 +248,7 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
         importer=Importer(chosen, *parts, host.clock, site.tool), execs=Execs(host.access), files=Files(host.access),
         file_tools=FileTools(host.access), processes=processes, terminals=Terminals(processes),
         file_links=FileLinks(host.access, host.clock, b"k" * 32), git=Git(host.access, Execs(host.access)),
+        codes=Codes(host.access),
         consoles=Consoles(host.access, host.root), templates=Templates(site.templates, keeper),
         tokens=Tokens(TokenStore(host.database), host.clock), meters=host.meters, budgets=host.spending,
         events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, ports=ports,

@@ -61,6 +61,7 @@ async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[h
         webhooks=unused,
         secrets=unused,
         execs=Execs(host.access),
+        codes=unused,
         files=Files(host.access),
         file_tools=FileTools(host.access),
         file_links=FileLinks(host.access, host.clock, b"k" * 32),

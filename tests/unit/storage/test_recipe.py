@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cloche_server.core.code import BRIDGE, CODE_PORT
 from cloche_server.core.errors import ClocheError
 from cloche_server.storage.recipe import Defaults, load_recipe, parse_recipe
 
@@ -15,7 +16,7 @@ ROOT = Path(__file__).parents[3]
 def test_the_base_recipe() -> None:
     recipe = load_recipe(ROOT / "templates/base.toml")
     assert recipe.name == "base"
-    assert {"code-interpreter", "ubuntu-24.04"} <= set(recipe.aliases)
+    assert recipe.aliases == ("ubuntu-24.04",)
     assert recipe.disk_mb == 4096
     assert {"python3", "git", "curl", "ca-certificates"} <= set(recipe.packages)
     assert recipe.defaults.env["LANG"] == "C.UTF-8"
@@ -69,3 +70,98 @@ def test_the_digest_follows_the_content_only() -> None:
     one = parse_recipe('name = "x"\npackages = ["git", "jq"]')
     assert parse_recipe('name = "y"\ndescription = "d"\npackages = ["jq", "git"]').digest == one.digest
     assert parse_recipe('name = "x"\npackages = ["git"]').digest != one.digest
+
+
+FURNISHED = """
+name = "x"
+packages = ["python3"]
+memory_mb = 1024
+min_memory_mb = 512
+warm = [["true"], ["echo", "a b"]]
+[python]
+requirements = "x/requirements.txt"
+[[files]]
+from = "x/program"
+to = "/opt/program"
+mode = "0755"
+[service]
+argv = ["/opt/program", "-v", "-v"]
+port = 99
+"""
+LOCKED = "numpy==1.0 \\\n    --hash=sha256:" + "0" * 64 + "\n# a remark\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/requirements.txt").write_text(LOCKED)
+    (tmp_path / "x/program").write_text("#!/bin/sh\n")
+    (tmp_path / "x.toml").write_text(FURNISHED)
+    return tmp_path
+
+
+def test_what_a_template_has_of_its_own(folder: Path) -> None:
+    recipe = load_recipe(folder / "x.toml")
+    assert recipe.python == LOCKED
+    assert [(f.place, f.mode, f.content) for f in recipe.files] == [("/opt/program", 0o755, b"#!/bin/sh\n")]
+    assert recipe.service is not None
+    assert (recipe.service.argv, recipe.service.port) == (("/opt/program", "-v", "-v"), 99)
+    assert recipe.warm == (("true",), ("echo", "a b"))
+    assert (recipe.memory_mb, recipe.min_memory_mb) == (1024, 512)
+
+
+def test_every_byte_of_what_is_put_in_counts(folder: Path) -> None:
+    before = load_recipe(folder / "x.toml").digest
+    (folder / "x/program").write_text("#!/bin/sh\n#\n")
+    after = load_recipe(folder / "x.toml").digest
+    (folder / "x/requirements.txt").write_text(LOCKED.replace("1.0", "1.1"))
+    assert len({before, after, load_recipe(folder / "x.toml").digest}) == 3
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('"x/program"', '"../secret"', "path below the folder"),
+        ('"x/program"', '"/etc/passwd"', "path below the folder"),
+        ('"x/program"', '"x/link"', "leads out of the folder"),
+        ('"x/program"', '"x/absent"', "is not there"),
+        ('"/opt/program"\nmode', '"/opt/../etc/x"\nmode', "`files[0].to` may not be"),
+        ('"0755"', '"4755"', "`files[0].mode` may not be"),
+        ("port = 99", "port = 0", "`service.port` must be between"),
+        ("port = 99", "", "`service.port` is missing"),
+        ('argv = ["/opt/program", "-v", "-v"]', "argv = []", "`service.argv` is missing"),
+        ('[["true"]', '["true"', "`warm` must hold commands"),
+        ('["python3"]', "[]", "`python` needs the package python3"),
+        ("min_memory_mb = 512", "min_memory_mb = 2048", "`memory_mb` must be at least"),
+        ("x/requirements.txt", "x/absent.txt", "cannot be read"),
+    ],
+)
+def test_what_it_has_is_checked(folder: Path, old: str, new: str, problem: str) -> None:
+    (folder / "x/link").symlink_to("/etc/passwd")
+    assert old in FURNISHED
+    (folder / "x.toml").write_text(FURNISHED.replace(old, new))
+    with pytest.raises(ClocheError) as refused:
+        load_recipe(folder / "x.toml")
+    assert problem in refused.value.message
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["numpy", "numpy==1.0", "numpy>=1 --hash=sha256:" + "0" * 64, "-r other.txt", "--index-url x", "a @ file:///x",
+     "numpy==1.0 --hash=sha256:" + "0" * 64 + " --global-option=x"],
+)  # fmt: skip
+def test_only_locked_packages(folder: Path, line: str) -> None:
+    (folder / "x/requirements.txt").write_text(LOCKED + line + "\n")
+    with pytest.raises(ClocheError) as refused:
+        load_recipe(folder / "x.toml")
+    assert "requirements" in refused.value.message
+
+
+def test_the_recipe_of_the_code_interpreter() -> None:
+    recipe = load_recipe(ROOT / "templates/code-interpreter.toml")
+    assert recipe.service is not None
+    assert recipe.service.port == CODE_PORT
+    assert recipe.service.argv == (BRIDGE,)
+    assert BRIDGE in {file.place for file in recipe.files}
+    assert "ipykernel==" in recipe.python
+    assert recipe.aliases == ()

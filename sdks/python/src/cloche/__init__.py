@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 from ._async.client import AsyncClient
+from ._async.code import AsyncCodeStream, AsyncContexts
 from ._async.events import AsyncEventStream, AsyncWebhooks
 from ._async.execution import AsyncExec, AsyncExecStream
 from ._async.files import AsyncFiles, AsyncFileStream
@@ -20,6 +21,7 @@ from ._async.sandbox import AsyncSandbox
 from ._async.snapshot import AsyncSnapshot
 from ._async.terminal import AsyncTerminal
 from ._sync.client import Client
+from ._sync.code import CodeStream, Contexts
 from ._sync.events import EventStream, Webhooks
 from ._sync.execution import Exec, ExecStream
 from ._sync.files import Files, FileStream
@@ -29,6 +31,19 @@ from ._sync.sandbox import Sandbox
 from ._sync.snapshot import Snapshot
 from ._sync.terminal import Terminal
 from ._version import __version__
+from .code import (
+    CodeContext,
+    CodeEnd,
+    CodeEvent,
+    CodeException,
+    CodeGap,
+    CodeResult,
+    CodeStarted,
+    CodeStderr,
+    CodeStdout,
+    Execution,
+    InputRequested,
+)
 from .errors import (
     ArchiveError,
     AuthError,
@@ -122,6 +137,8 @@ from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 __all__ = [
     "ArchiveError",
     "AsyncClient",
+    "AsyncCodeStream",
+    "AsyncContexts",
     "AsyncEventStream",
     "AsyncExec",
     "AsyncExecStream",
@@ -143,6 +160,16 @@ __all__ = [
     "CaptureFailed",
     "Client",
     "ClocheError",
+    "CodeContext",
+    "CodeEnd",
+    "CodeEvent",
+    "CodeException",
+    "CodeGap",
+    "CodeResult",
+    "CodeStarted",
+    "CodeStderr",
+    "CodeStdout",
+    "CodeStream",
     "CommandCancelled",
     "CommandError",
     "CommandFailed",
@@ -151,6 +178,7 @@ __all__ = [
     "ConflictError",
     "ConnectFailed",
     "ConnectionLost",
+    "Contexts",
     "Cost",
     "Decision",
     "DirectoryNotEmpty",
@@ -162,6 +190,7 @@ __all__ = [
     "ExecNotFound",
     "ExecResult",
     "ExecStream",
+    "Execution",
     "Exit",
     "Explanation",
     "FileBusy",
@@ -179,6 +208,7 @@ __all__ = [
     "GitError",
     "GuestError",
     "GuestProcess",
+    "InputRequested",
     "InvalidRequestError",
     "InvalidStateError",
     "IsADirectory",

@@ -47,6 +47,16 @@ def lost(server: FakeCloche) -> Handler:
     return handler
 
 
+def recorded(bodies: list[Any], then: Handler) -> Handler:
+    """As `then`, and the body of the request is added to `bodies`."""
+
+    async def handler(request: Request, reply: Reply) -> None:
+        bodies.append(await request.json())
+        await then(request, reply)
+
+    return handler
+
+
 def answer(status: int, body: bytes, kind: str = "application/json") -> Handler:
     """Any answer."""
 

@@ -19,6 +19,7 @@ from cloche_server.api.openapi import build_document
 from cloche_server.api.respond import ClientGone, dump, invalid_fields
 from cloche_server.api.routes import (
     archive,
+    code,
     events,
     filelinks,
     files,
@@ -30,6 +31,7 @@ from cloche_server.api.routes import (
     network,
     ports,
     processes,
+    repl,
     runs,
     sandboxes,
     secrets,
@@ -87,6 +89,8 @@ def bare_app() -> FastAPI:
         exec_routes.router,
         processes.router,
         terminal.router,
+        code.router,
+        repl.router,
         files.router,
         sandboxes.router,
         usage.router,

@@ -18,6 +18,8 @@ from cloche_server.api.respond import big_json_response, dump, killed, wait_gone
 from cloche_server.core.command import CommandResult
 from cloche_server.core.errors import ClocheError
 
+#: These clients give up after 30 s without a byte, and can't be told to wait; white space keeps them.
+KEEPALIVE_AGENTS = ("pandastack-py/",)
 FIRST_SECONDS = 15.0
 #: For clients that have not asked: as late as their own limit of 30 s allows, since it costs the status.
 LATE_SECONDS = 25.0

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from cloche_server.api import (
     wire,
     wire_archive,
+    wire_code,
     wire_events,
     wire_files,
     wire_git,
@@ -63,6 +64,12 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_process.SignalBody,
     wire_process.InputBody,
     wire_process.SizeBody,
+    wire_code.CodeBody,
+    wire_code.ContextBody,
+    wire_code.CodeInputBody,
+    wire_code.ReplSessionBody,
+    wire_code.ReplRunBody,
+    wire_code.ReplBody,
 )
 EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire.OutputEvent,
@@ -76,6 +83,13 @@ EVENTS: Final[tuple[type[BaseModel], ...]] = (
     wire_process.ProcessOutputEvent,
     wire_process.ProcessExitEvent,
     wire_process.OutputEndEvent,
+    wire_code.CodeStartedEvent,
+    wire_code.CodeTextEvent,
+    wire_code.CodeGapEvent,
+    wire_code.CodeResultItem,
+    wire_code.CodeErrorItem,
+    wire_code.CodeInputEvent,
+    wire_code.CodeEndEvent,
     wire.ErrorAnswer,
 )
 _REF: Final = "#/components/schemas/{model}"
@@ -103,6 +117,8 @@ TAGS: Final = (
     ("files", "Read and write files in a sandbox, search them, pack them, watch them."),
     ("git", "Work with git repositories in a sandbox."),
     ("run", "Run a program once, in a sandbox of its own that is gone afterwards."),
+    ("code", "Run code in kernels that keep their state."),
+    ("repl", "The same for clients of PandaStack."),
     ("templates", "What sandboxes are made from."),
     ("tokens", "Who may do what, and who did."),
     ("service", "The server itself."),
@@ -178,6 +194,7 @@ def _finish_requests(schemas: Schema, settings: Settings) -> None:
     for alias in ("cpu", "vcpus"):
         create[alias] = {**create["cpus"], "description": "The same as `cpus`.", "deprecated": True}
     _limit(schemas["ExecBody"]["properties"]["timeout_seconds"], settings.exec_max_timeout)
+    _limit(schemas["CodeBody"]["properties"]["timeout_seconds"], settings.exec_max_timeout)
     schemas["ExecBody"]["oneOf"] = [
         {"required": [one], "properties": {one: {"not": {"type": "null"}}, other: {"type": "null"}}}
         for one, other in (("cmd", "argv"), ("argv", "cmd"))

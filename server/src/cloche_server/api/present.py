@@ -184,7 +184,8 @@ def exec_info(info: Any, result: CommandResult | None) -> dict[str, Any]:
 
 def template(family: Any, default_shape: tuple[int, int]) -> dict[str, Any]:
     shapes = sorted(family.shapes, key=lambda m: (m.template.shape.cpus, m.template.shape.memory_mb))
-    exact = [m for m in shapes if (m.template.shape.cpus, m.template.shape.memory_mb) == default_shape]
+    usual = (default_shape[0], shapes[-1].furnishing.memory_mb or default_shape[1])
+    exact = [m for m in shapes if (m.template.shape.cpus, m.template.shape.memory_mb) == usual]
     shown = (exact or shapes)[-1].template
     body: dict[str, Any] = {
         "name": family.name,

@@ -50,6 +50,7 @@ class SseResponse(Response):
         on_error: Callable[[ClocheError], SseEvent],
         stopping: asyncio.Event,
         headers: Mapping[str, str],
+        terminal: frozenset[str] = TERMINAL,
     ) -> None:
         super().__init__(status_code=200)
         self._request = request
@@ -58,6 +59,7 @@ class SseResponse(Response):
         self._on_error = on_error
         self._stopping = stopping
         self._extra_headers = headers
+        self._terminal = terminal
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = {
@@ -96,7 +98,7 @@ class SseResponse(Response):
                     if event is None:
                         return
                     yield event.encode()
-                    if event.name in TERMINAL:
+                    if event.name in self._terminal:
                         return
                     following = asyncio.ensure_future(anext(iterator))
                 elif not stop.done():

@@ -9,7 +9,7 @@ from pydantic import BaseModel, Field, StrictInt, StringConstraints
 from cloche_server.api.wire_base import Wire
 from cloche_server.core.previews import MAX_PATH, MAX_PATHS, MAX_PORT, MAX_TOKEN_SECONDS, TOKEN_SECONDS
 
-PortNumber = Annotated[StrictInt, Field(ge=1, le=MAX_PORT, description="TCP port; 22 is reserved.")]
+PortNumber = Annotated[StrictInt, Field(ge=1, le=MAX_PORT, description="TCP port; 22 and 1011 are reserved.")]
 Access = Literal["public", "token", "basic"]
 
 

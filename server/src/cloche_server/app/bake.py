@@ -10,14 +10,15 @@ import contextlib
 import hashlib
 import json
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cloche_server.app.machines import Machines, prepare_for_bake, run_quietly
+from cloche_server.app.template_service import furnish, service_answers
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ports import BootFiles, Engine, Network
-from cloche_server.core.records import BootMode, ExecDefaults, Shape
+from cloche_server.core.records import BootMode, ExecDefaults, Furnishing, Shape
 from cloche_server.host import files
 from cloche_server.host.clock import Clock
 from cloche_server.storage.initramfs import build_initramfs
@@ -43,6 +44,7 @@ class Ingredients:
     defaults: ExecDefaults
     disk_mb: int
     boot: BootFiles
+    furnishing: Furnishing = field(default_factory=Furnishing)
 
 
 class Baker:
@@ -68,6 +70,13 @@ class Baker:
             ExecDefaults(dict(recipe.defaults.env), recipe.defaults.workdir, recipe.defaults.user),
             recipe.disk_mb,
             BootFiles(kernel.vmlinuz, initrd, image.path),
+            Furnishing(
+                recipe.service.argv if recipe.service else (),
+                recipe.service.port if recipe.service else 0,
+                recipe.warm,
+                recipe.memory_mb,
+                recipe.min_memory_mb,
+            ),
         )
 
     async def bake(self, wanted: Ingredients, shape: Shape, progress: Progress) -> TemplateMeta:
@@ -88,7 +97,13 @@ class Baker:
         """Another shape of a template that is baked already."""
         template = model.template
         wanted = Ingredients(
-            template.name, model.aliases, model.description, model.defaults, template.disk_mb, model.boot
+            template.name,
+            model.aliases,
+            model.description,
+            model.defaults,
+            template.disk_mb,
+            model.boot,
+            model.furnishing,
         )
         return await self.bake(wanted, shape, progress)
 
@@ -102,6 +117,8 @@ class Baker:
             str(wanted.disk_mb),
             json.dumps([dict(wanted.defaults.env), wanted.defaults.cwd, wanted.defaults.user]),
         ]
+        if wanted.furnishing != Furnishing():
+            parts.append(json.dumps(asdict(wanted.furnishing), sort_keys=True))
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     async def _bake(self, wanted: Ingredients, shape: Shape, inputs: str, progress: Progress) -> TemplateMeta:
@@ -110,10 +127,13 @@ class Baker:
         self._check_room(shape)
         with files.staging(self._catalog.root) as staged, files.staging(self._data / "run") as work:
             progress(f"baking {wanted.name} with {shape.cpus} vCPU and {shape.memory_mb} MiB")
+
+            async def prepare(agent_socket: Path) -> None:
+                await prepare_for_bake(agent_socket, lambda guest: furnish(guest, wanted.furnishing, env, progress))
+
+            env = wanted.defaults.env
             async with self._plugged("bake-" + work.name.strip(".")) as nic:
-                await self._engine.bake(
-                    template_id, wanted.boot, shape, staged, work, prepare_for_bake, progress, nic=nic
-                )
+                await self._engine.bake(template_id, wanted.boot, shape, staged, work, prepare, progress, nic=nic)
             progress("checking and writing the template")
             meta = self._meta(wanted, shape, inputs, template_id)
             published = await asyncio.to_thread(self._catalog.publish, staged, meta)
@@ -168,6 +188,7 @@ class Baker:
             "inputs": inputs,
             "boot": boot,
             "created_at": self._clock.now(),
+            **({"furnishing": asdict(wanted.furnishing)} if wanted.furnishing != Furnishing() else {}),
         }
 
     async def _prove(self, meta: TemplateMeta, progress: Progress) -> None:
@@ -181,5 +202,6 @@ class Baker:
                 await machines.restore(slot)
                 await machines.renew(slot)
                 await run_quietly(slot.guest, ("/bin/true",))
+                await service_answers(slot.guest, meta.furnishing)
             finally:
                 await asyncio.shield(machines.discard(slot))

@@ -27,6 +27,7 @@ from cloche_server.core.records import BootMode, ExecDefaults, IdleAction, Resou
 from cloche_server.core.walls import Walls
 from cloche_server.host.clock import Clock
 from cloche_server.settings import Settings
+from cloche_server.storage.locate import not_baked
 from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
 from cloche_server.store.db import Conflict
 from cloche_server.store.sandboxes import IdempotencyKey
@@ -76,6 +77,8 @@ class CreateRequest:
     network: NetworkPolicy | None = None
     network_group: str | None = None
     grants: tuple[SecretGrant, ...] = ()
+    #: What is taken while nothing is baked under the name of the template.
+    stand_in: str | None = None
 
 
 @dataclass(slots=True)
@@ -219,12 +222,10 @@ class Creator:
             return self._catalog.existing(request.source.template.id)
         name, shape = request.template, resources.shape
         family = self._catalog.resolve(name, request.workspace)
+        if family is None and request.stand_in is not None:
+            family = self._catalog.resolve(request.stand_in, request.workspace)
         if family is None:
-            raise ClocheError(
-                "template.not_found",
-                f"template {name} not found; `GET /v1/templates` lists what there is",
-                details={"template": name},
-            )
+            raise await asyncio.to_thread(not_baked, self._settings.recipes, name)
         fingerprint = self._machines.engine.fingerprint
         meta = self._catalog.find(family, shape, fingerprint, request.workspace)
         if meta is None:

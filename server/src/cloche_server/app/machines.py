@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -296,9 +296,9 @@ def hostname(machine_id: str) -> str:
     return "sb-" + "".join(c for c in machine_id if c.isalnum())[:12]
 
 
-async def prepare_for_bake(agent_socket: Path) -> None:
-    """Waits for the agent of a cold boot, runs what every sandbox will run first, and syncs: all that was
-    touched is then in the snapshot's memory."""
+async def prepare_for_bake(agent_socket: Path, furnish: Callable[[GuestClient], Awaitable[None]]) -> None:
+    """Waits for the agent of a cold boot, runs what every sandbox will run first, lets `furnish` do what this template
+    has of its own, and syncs: all that was touched is then in the snapshot's memory."""
     guest = GuestClient(str(agent_socket))
     try:
         await guest.connect(timeout=240)
@@ -309,6 +309,7 @@ async def prepare_for_bake(agent_socket: Path) -> None:
         await guest.renew(replace(names, entropy=random_bytes(ENTROPY_BYTES)), timeout=60)
         for argv in WARM_UP:
             await run_quietly(guest, argv)
+        await furnish(guest)
         await guest.quiesce()
     finally:
         await guest.aclose()

@@ -278,7 +278,7 @@ class Ports:
 
 def _check_port(port: int) -> None:
     if not is_port(port) or port in RESERVED_PORTS:
-        raise _invalid("port must be from 1 to 65535, and 22 is reserved", "port")
+        raise _invalid("port must be from 1 to 65535, and 22 and 1011 are reserved", "port")
 
 
 def _is_prefix(path: str) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.core.records import Shape
 from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
 
 if TYPE_CHECKING:
@@ -19,8 +20,10 @@ def with_own_shape(catalog: TemplateCatalog, request: CreateRequest, fingerprint
         return request
     name = catalog.resolve(request.template, request.workspace)
     newest = catalog.newest(name, None, request.workspace) if name is not None else None
-    if name is None or newest is None or newest.from_recipe:
+    if name is None or newest is None:
         return request
+    if newest.from_recipe:
+        return _with_usual_memory(request, newest)
     meta = catalog.newest(name, fingerprint, request.workspace)
     if meta is None:
         raise ClocheError(
@@ -38,6 +41,28 @@ def with_own_shape(catalog: TemplateCatalog, request: CreateRequest, fingerprint
                 details={"field": field, "template": has},
             )
     return replace(request, cpus=shape.cpus, memory_mb=shape.memory_mb)
+
+
+def _with_usual_memory(request: CreateRequest, meta: TemplateMeta) -> CreateRequest:
+    """The memory that the recipe names. Raises `request.invalid` when less was asked for than what it needs."""
+    usual, least = meta.furnishing.memory_mb, meta.furnishing.min_memory_mb
+    if request.memory_mb is None:
+        return replace(request, memory_mb=usual) if usual else request
+    if request.memory_mb < least:
+        raise ClocheError(
+            "request.invalid",
+            f"memory_mb is {request.memory_mb}, the template {meta.template.name} needs at least {least}; "
+            f"leave it out for {usual}",
+            details={"field": "memory_mb", "minimum": least},
+        )
+    return request
+
+
+def usual_shape(catalog: TemplateCatalog, name: str, shape: Shape) -> Shape:
+    """`shape` with the memory that the recipe of the template names, if it names any."""
+    newest = catalog.newest(name)
+    usual = newest.furnishing.memory_mb if newest is not None else 0
+    return replace(shape, memory_mb=usual) if usual else shape
 
 
 def pool_target(catalog: TemplateCatalog, setting: str, fingerprint: str) -> tuple[str | None, TemplateMeta | None]:

@@ -9,6 +9,7 @@ from cloche_server.app.access import Access
 from cloche_server.app.archive_import import Importer
 from cloche_server.app.audit import Audit
 from cloche_server.app.budget_verbs import BudgetVerbs
+from cloche_server.app.code import Codes
 from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
 from cloche_server.app.events import Events
@@ -65,6 +66,7 @@ class Services:
     execs: Execs
     processes: Processes
     terminals: Terminals
+    codes: Codes
     files: Files
     file_tools: FileTools
     file_links: FileLinks

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from cloche_server.app.idempotency import KEPT_SECONDS
 from cloche_server.app.journal import Journal
 from cloche_server.app.pools import Pools
-from cloche_server.app.promoted import pool_target
+from cloche_server.app.promoted import pool_target, usual_shape
 from cloche_server.app.template_keeper import TemplateKeeper
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import Shape
@@ -87,7 +87,7 @@ class Upkeep:
         if promoted is not None:
             meta = promoted
         elif resolved is not None:
-            meta = self._catalog.find(resolved, self._shape, self._fingerprint)
+            meta = self._catalog.find(resolved, usual_shape(self._catalog, resolved, self._shape), self._fingerprint)
         if meta is not None:
             try:
                 await asyncio.to_thread(self._catalog.check, meta)

@@ -68,18 +68,23 @@ def list_(as_json: bool, data: str | None) -> None:
 def bake(name: str, cpus: int | None, memory_mb: int | None, data: str | None) -> None:
     """Bake a template from its recipe. What is baked already, and whole, is left as it is."""
     settings = settings_from(data=data)
-    shape = Shape(cpus or settings.default_cpus, memory_mb or settings.default_memory_mb)
     began = time.monotonic()
 
     def progress(text: str) -> None:
         click.echo(f"[{time.monotonic() - began:6.1f} s] {text}", err=True)
 
-    meta = run_async(_bake(settings, name, shape, progress))
+    meta = run_async(_bake(settings, name, cpus, memory_mb, progress))
     click.echo(f"{meta.template.id} is ready ({meta.template.size_bytes >> 20} MiB)")
 
 
-async def _bake(settings: Settings, name: str, shape: Shape, progress: Callable[[str], None]) -> TemplateMeta:
+async def _bake(
+    settings: Settings, name: str, cpus: int | None, memory_mb: int | None, progress: Callable[[str], None]
+) -> TemplateMeta:
     recipe = load_recipe(find_recipe(settings.recipes, name))
+    memory = memory_mb or recipe.memory_mb or settings.default_memory_mb
+    if memory < recipe.min_memory_mb:
+        raise ClocheError("request.invalid", f"the template {name} needs at least {recipe.min_memory_mb} MiB of memory")
+    shape = Shape(cpus or settings.default_cpus, memory)
     agent = find_agent(settings.agent)
     await asyncio.to_thread(prepare_data, settings.data)
     engine, _ = await build_engine(settings)

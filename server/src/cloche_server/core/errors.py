@@ -130,6 +130,17 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
         "the process has no input that is open", action="start it with `stdin` `pipe`, or with a terminal"
     ),
     "process.no_terminal": ErrorSpec("the process has no terminal", action="start it with `pty`"),
+    # code
+    "code.not_available": ErrorSpec(
+        "the sandbox has no code interpreter", action="create one from the template code-interpreter"
+    ),
+    "code.context_not_found": ErrorSpec("there is no such context"),
+    "code.too_many_contexts": ErrorSpec("the sandbox has as many contexts as it may", action="delete one first"),
+    "code.not_waiting": ErrorSpec("no code of the context waits for input"),
+    "code.kernel_failed": ErrorSpec(
+        "the kernel could not be started", action="give the sandbox more memory, or delete contexts"
+    ),
+    "code.lost": ErrorSpec("the code interpreter went away, or does not answer"),
     # files
     "file.not_found": ErrorSpec("there is no such file or directory"),
     "file.is_directory": ErrorSpec("the path is a directory"),

@@ -12,11 +12,12 @@ from enum import StrEnum
 from typing import Final
 from urllib.parse import quote, unquote, unquote_to_bytes
 
+from cloche_server.core.code import CODE_PORT
 from cloche_server.core.ids import is_sandbox_id
 
 MAX_PORT: Final = 65535
 #: Nobody serves HTTP there, and existing clients take it for the platform's own.
-RESERVED_PORTS: Final = frozenset({22})
+RESERVED_PORTS: Final = frozenset({22, CODE_PORT})
 TOKEN_SECONDS: Final = 3600  # when the caller names none
 MAX_TOKEN_SECONDS: Final = 7 * 86400
 MAX_PATHS: Final = 32

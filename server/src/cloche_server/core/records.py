@@ -110,6 +110,18 @@ class ExecDefaults:
 
 
 @dataclass(frozen=True, slots=True)
+class Furnishing:
+    """What a template has beside its files: a service that is started before the snapshot and lives on in every
+    sandbox, ready when something listens on its port; commands that are run after that; its sizes (0: as usual)."""
+
+    service: tuple[str, ...] = ()
+    service_port: int = 0
+    warm: tuple[tuple[str, ...], ...] = ()
+    memory_mb: int = 0
+    min_memory_mb: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Sandbox:
     """One sandbox. `version` grows with every change of the record and guards its updates.
 

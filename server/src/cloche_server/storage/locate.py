@@ -32,3 +32,17 @@ def find_recipe(configured: Path | None, name: str) -> Path:
             return path
     known = sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.toml")})
     raise ClocheError("template.not_found", f"there is no recipe {name}; there are: {', '.join(known) or 'none'}")
+
+
+def not_baked(configured: Path | None, name: str) -> ClocheError:
+    """The `template.not_found` for a name that nothing was baked under, with what to do when there is a recipe."""
+    try:
+        find_recipe(configured, name)
+    except ClocheError:
+        told = f"template {name} not found; `GET /v1/templates` lists what there is"
+    else:
+        told = (
+            f"template {name} has not been baked on this server yet; "
+            f"its operator can do that with `cloche-server template bake {name}`"
+        )
+    return ClocheError("template.not_found", told, details={"template": name})

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.storage.recipe_files import PutFile, RecipeFileError, collect, read_requirements
 
 NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 MIN_DISK_MB: Final = 1024
@@ -20,6 +21,11 @@ _PACKAGE: Final = re.compile(r"[a-z0-9][a-z0-9+.-]+")
 _ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _USER: Final = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _MAX_TEXT: Final = 4096
+_MAX_MEMORY_MB: Final = 65_536
+_MAX_WARM: Final = 16
+_ARGUMENT: Final = re.compile(r"[^\0]{1,4096}")
+_PLACE: Final = re.compile(r"(/[A-Za-z0-9_][A-Za-z0-9._+-]*)+")
+_MODE: Final = re.compile(r"0[0-7]{3}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +38,15 @@ class Defaults:
 
 
 @dataclass(frozen=True, slots=True)
+class Service:
+    """A program that is started before the snapshot and lives on in every sandbox of the template. It is ready when
+    something listens on `port` of the guest."""
+
+    argv: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
 class Recipe:
     """A template before it is baked. The packages are those of the guest's distribution."""
 
@@ -41,11 +56,24 @@ class Recipe:
     description: str = ""
     disk_mb: int = 4096
     defaults: Defaults = field(default_factory=Defaults)
+    #: Memory of a sandbox whose caller names none, and the least that it may have; 0: as the server does it.
+    memory_mb: int = 0
+    min_memory_mb: int = 0
+    #: The text of a requirements file in which every wheel has a digest.
+    python: str = ""
+    files: tuple[PutFile, ...] = ()
+    #: Commands that are run before the snapshot, after the service is ready.
+    warm: tuple[tuple[str, ...], ...] = ()
+    service: Service | None = None
 
     @property
     def digest(self) -> str:
         """Of all that decides what the root file system holds. A new description needs no new build."""
-        content = {"packages": sorted(set(self.packages)), "defaults": asdict(self.defaults)}
+        content: dict[str, Any] = {"packages": sorted(set(self.packages)), "defaults": asdict(self.defaults)}
+        if self.python:
+            content["python"] = self.python
+        if self.files:
+            content["files"] = [[f.place, f.mode, hashlib.sha256(f.content).hexdigest()] for f in self.files]
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -55,11 +83,11 @@ def load_recipe(path: Path) -> Recipe:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise _invalid(path.name, f"the file cannot be read ({error})") from None
-    return parse_recipe(text, path.name)
+    return parse_recipe(text, path.name, path.parent)
 
 
-def parse_recipe(text: str, source: str = "recipe") -> Recipe:
-    """Check the text of a recipe. `source` is named in the errors."""
+def parse_recipe(text: str, source: str = "recipe", folder: Path | None = None) -> Recipe:
+    """Check the text of a recipe, and read the files of `folder` that it names. `source` is named in the errors."""
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -76,9 +104,61 @@ def parse_recipe(text: str, source: str = "recipe") -> Recipe:
         description=table.text("description"),
         disk_mb=table.number("disk_mb", 4096, MIN_DISK_MB, MAX_DISK_MB),
         defaults=_defaults(table.table("defaults")),
+        memory_mb=table.number("memory_mb", 0, 128, _MAX_MEMORY_MB),
+        min_memory_mb=table.number("min_memory_mb", 0, 128, _MAX_MEMORY_MB),
+        python=_python(table.table("python"), folder),
+        files=_files(table.tables("files"), folder),
+        warm=table.commands("warm"),
+        service=_service(table.table("service")),
     )
     table.nothing_else()
+    if recipe.memory_mb < recipe.min_memory_mb:
+        raise _invalid(source, "`memory_mb` must be at least `min_memory_mb`")
+    if recipe.python and not {"python3", "python3-minimal"} & set(recipe.packages):
+        raise _invalid(source, "`python` needs the package python3")
     return recipe
+
+
+def _python(table: _Table, folder: Path | None) -> str:
+    if not table.data:
+        return ""
+    name = table.text("requirements", required=True)
+    table.nothing_else()
+    try:
+        return read_requirements(folder, name)
+    except RecipeFileError as error:
+        raise _invalid(table.source, f"`{table.prefix}requirements` {error}") from None
+
+
+def _files(tables: list[_Table], folder: Path | None) -> tuple[PutFile, ...]:
+    found: dict[str, PutFile] = {}
+    for table in tables:
+        name = table.text("from", required=True)
+        place = table.text("to", pattern=_PLACE, required=True)
+        mode = int(table.text("mode", default="0644", pattern=_MODE), 8)
+        table.nothing_else()
+        try:
+            put = collect(folder, name, place, mode)
+        except RecipeFileError as error:
+            raise _invalid(table.source, f"`{table.prefix}from` {error}") from None
+        for file in put:
+            if file.place in found:
+                raise _invalid(table.source, f"`{table.prefix}to` puts two files at {file.place}")
+            found[file.place] = file
+    return tuple(found[place] for place in sorted(found))
+
+
+def _service(table: _Table) -> Service | None:
+    if not table.data:
+        return None
+    argv = table.texts("argv", _ARGUMENT, unique=False)
+    if not argv:
+        raise _invalid(table.source, f"`{table.prefix}argv` is missing")
+    port = table.number("port", 0, 1, 65535)
+    if not port:
+        raise _invalid(table.source, f"`{table.prefix}port` is missing")
+    table.nothing_else()
+    return Service(argv, port)
 
 
 def _defaults(table: _Table) -> Defaults:
@@ -128,19 +208,38 @@ class _Table:
             raise self._error(key, f"may not be {value!r}")
         return value
 
-    def texts(self, key: str, pattern: re.Pattern[str]) -> tuple[str, ...]:
+    def texts(self, key: str, pattern: re.Pattern[str], *, unique: bool = True) -> tuple[str, ...]:
         value = self.data.pop(key, [])
         if not isinstance(value, list):
             raise self._error(key, "must be a list of texts")
         for item in value:
             if not isinstance(item, str) or not pattern.fullmatch(item):
                 raise self._error(key, f"may not hold {item!r}")
-        if len(set(value)) != len(value):
+        if unique and len(set(value)) != len(value):
             raise self._error(key, "names something twice")
         return tuple(value)
 
+    def commands(self, key: str) -> tuple[tuple[str, ...], ...]:
+        """A list of commands, each a list of a program and its arguments."""
+        value = self.data.pop(key, [])
+        if not isinstance(value, list) or len(value) > _MAX_WARM:
+            raise self._error(key, f"must be a list of at most {_MAX_WARM} commands")
+        for argv in value:
+            whole = isinstance(argv, list) and argv
+            if not whole or not all(isinstance(part, str) and _ARGUMENT.fullmatch(part) for part in argv):
+                raise self._error(key, "must hold commands, each a list of a program and its arguments")
+        return tuple(tuple(argv) for argv in value)
+
+    def tables(self, key: str) -> list[_Table]:
+        value = self.data.pop(key, [])
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise self._error(key, "must be a list of tables")
+        return [_Table(item, self.source, f"{self.prefix}{key}[{number}].") for number, item in enumerate(value)]
+
     def number(self, key: str, default: int, low: int, high: int) -> int:
-        value = self.data.pop(key, default)
+        if key not in self.data:
+            return default
+        value = self.data.pop(key)
         if isinstance(value, bool) or not isinstance(value, int):
             raise self._error(key, "must be a whole number")
         if not low <= value <= high:

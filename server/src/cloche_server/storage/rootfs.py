@@ -27,6 +27,7 @@ from cloche_server.core.network import GATEWAY_IP4
 from cloche_server.host import files
 from cloche_server.host.process import run
 from cloche_server.storage.recipe import Recipe
+from cloche_server.storage.rootfs_extras import install_python, put_files, python_packages
 
 LAYOUT: Final = 3
 """Raised when this module makes something else of the same recipe, so that images are built anew."""
@@ -118,6 +119,7 @@ async def build_rootfs(recipe: Recipe, out_dir: Path, disk_mb: int, progress: Pr
             "used_bytes": files.allocated_bytes(raw),
             "build_seconds": round(time.monotonic() - started, 1),
             "packages": await _installed(work / "tree"),
+            "python": python_packages(work / "tree") if recipe.python else {},
         }
         (result / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
         progress("writing the image to disk")
@@ -155,6 +157,9 @@ async def _build(recipe: Recipe, source: Source, work: Path, disk_mb: int, progr
     await _add_user(tree)
     await _pack_locale(tree)
     await asyncio.to_thread(_configure, tree, source)
+    if recipe.python:
+        await install_python(recipe.python, tree, work, progress)
+    await asyncio.to_thread(put_files, tree, recipe.files)
     progress("making the disk image")
     await make_ext4(tree, work / "image" / "rootfs.raw", disk_mb)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ports import BakedTemplate, BootFiles
-from cloche_server.core.records import ExecDefaults, Shape
+from cloche_server.core.records import ExecDefaults, Furnishing, Shape
 from cloche_server.host import files
 
 FORMAT: Final = 1
@@ -44,6 +44,7 @@ class TemplateMeta:
     snapshot_id: str | None = None
     #: What it was where its archive was made: id and digests, in one digest.
     origin: str | None = None
+    furnishing: Furnishing = field(default_factory=Furnishing)
 
     @property
     def from_recipe(self) -> bool:
@@ -263,9 +264,21 @@ class TemplateCatalog:
                 hidden=bool(meta.get("hidden", False)),
                 snapshot_id=meta.get("snapshot_id"),
                 origin=meta.get("origin"),
+                furnishing=_furnishing(meta.get("furnishing", {})),
             )
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+
+def _furnishing(data: Mapping[str, Any]) -> Furnishing:
+    """What `asdict` made of one, read back; of an older template there is none."""
+    return Furnishing(
+        service=tuple(data.get("service", ())),
+        service_port=int(data.get("service_port", 0)),
+        warm=tuple(tuple(argv) for argv in data.get("warm", ())),
+        memory_mb=int(data.get("memory_mb", 0)),
+        min_memory_mb=int(data.get("min_memory_mb", 0)),
+    )
 
 
 def _corrupt(meta: TemplateMeta, why: str) -> ClocheError:

@@ -15,6 +15,7 @@ from ..models import ExecInfo, ExecResult, Isolation, Load, SandboxInfo
 from ..network import NetworkPolicy
 from ..usage import Budget, Usage
 from .client import AsyncClient, transport_for
+from .code import AsyncCode
 from .execution import AsyncExec, AsyncExecStream, collect
 from .files import AsyncFiles
 from .git import AsyncGit
@@ -33,7 +34,7 @@ Command = str | Sequence[str]
 KILL_SECONDS = 15.0
 
 
-class AsyncSandbox(AsyncLife, AsyncNetwork, AsyncPorts):
+class AsyncSandbox(AsyncLife, AsyncNetwork, AsyncPorts, AsyncCode):
     """A sandbox. `info` is what the server said last; `refresh` asks again.
 
     As a context manager it is killed at the end of the block. An object of this class holds no connection

@@ -18,6 +18,7 @@ from ..models import ExecInfo, ExecResult, Isolation, Load, SandboxInfo
 from ..network import NetworkPolicy
 from ..usage import Budget, Usage
 from .client import Client, transport_for
+from .code import Code
 from .execution import Exec, ExecStream, collect
 from .files import Files
 from .git import Git
@@ -36,7 +37,7 @@ Command = str | Sequence[str]
 KILL_SECONDS = 15.0
 
 
-class Sandbox(Life, AsyncNetwork, Ports):
+class Sandbox(Life, AsyncNetwork, Ports, Code):
     """A sandbox. `info` is what the server said last; `refresh` asks again.
 
     As a context manager it is killed at the end of the block. An object of this class holds no connection

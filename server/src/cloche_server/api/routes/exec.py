@@ -15,7 +15,7 @@ from cloche_server.api import present
 from cloche_server.api.context import ExecId, SandboxId, ServicesDep, Workspace
 from cloche_server.api.docs import answers, header, json_body, sse
 from cloche_server.api.errors import error_body, result_fields, termination_fields
-from cloche_server.api.keepalive import KeepaliveResponse
+from cloche_server.api.keepalive import KEEPALIVE_AGENTS, KeepaliveResponse
 from cloche_server.api.respond import big_json_response, json_response, killed, read_model, while_connected
 from cloche_server.api.sse import SseEvent, SseResponse
 from cloche_server.api.wire import (
@@ -36,9 +36,6 @@ from cloche_server.host.clock import random_bytes
 from cloche_server.settings import Settings
 
 router = APIRouter(tags=["exec"])
-
-#: These clients give up after 30 s without a byte, and can't be told to wait; white space keeps them.
-KEEPALIVE_AGENTS = ("pandastack-py/",)
 
 _EXEC_HEADERS = {"X-Exec-Id": header("Id of the command")}
 _SSE = sse(

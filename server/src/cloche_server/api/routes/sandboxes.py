@@ -13,6 +13,7 @@ from cloche_server.api import present
 from cloche_server.api.context import FlagQuery, OnlySandbox, SandboxId, ServicesDep, Workspace, flag
 from cloche_server.api.docs import answers, header, json_body, sse
 from cloche_server.api.errors import error_body
+from cloche_server.api.keepalive import KEEPALIVE_AGENTS
 from cloche_server.api.respond import json_response, parse_model, read_body, read_model, while_connected
 from cloche_server.api.routes.network import grants_of, group_of, policy_of
 from cloche_server.api.routes.usage import budget_of
@@ -30,6 +31,7 @@ from cloche_server.api.wire import (
 from cloche_server.app.create import CreateRequest
 from cloche_server.app.names import IfExists
 from cloche_server.app.services import Services
+from cloche_server.core.code import TEMPLATE
 from cloche_server.core.command import check_env
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import LISTED
@@ -175,6 +177,9 @@ async def create(
     body = parse_model(raw, CreateBody)
     if_exists = IfExists(body.if_exists)
     wanted = _create_request(body, workspace, services.settings)
+    if body.template == TEMPLATE and request.headers.get("user-agent", "").startswith(KEEPALIVE_AGENTS):
+        # These clients name it without being told to, and most of their users want commands and files.
+        wanted = replace(wanted, stand_in="base")
     if body.from_snapshot is None:
         work = services.creates.create(wanted, idempotency_key, raw, if_exists)
     else:

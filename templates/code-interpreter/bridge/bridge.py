@@ -1,0 +1,147 @@
+"""Runs code in kernels for whoever connects to a port of the loopback: the host, over the agent of the guest.
+
+One connection is one request: a frame with an object whose `op` is run, create, list, delete, interrupt, restart,
+input or languages. The answer to `run` is a row of events, the last of which is `end` or `refused`; to all else one
+frame. A connection that is closed before the end of its run interrupts it. See docs/code-interpreter.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+from contexts import Contexts, Refused
+from kernels import languages
+from outbox import Outbox, encode, read_frame
+
+PORT = 1011
+ALIVE_SECONDS = 5.0
+
+
+class Bridge:
+    def __init__(self, contexts: Contexts) -> None:
+        self._contexts = contexts
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if not may_connect(writer.get_extra_info("peername"), writer.get_extra_info("sockname")):
+                return
+            request = await read_frame(reader)
+            if request.get("op") == "run":
+                await self._run(request, reader, writer)
+            else:
+                writer.write(encode(await self._answer(request)))
+                await writer.drain()
+        except (OSError, EOFError, ValueError, TypeError, KeyError):
+            pass
+        finally:
+            writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+
+    async def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        contexts, op, chosen = self._contexts, request.get("op"), str(request.get("context", ""))
+        try:
+            if op == "create":
+                return {"type": "reply", "context": (await contexts.create(request)).describe()}
+            if op == "list":
+                return {"type": "reply", "contexts": contexts.list()}
+            if op == "languages":
+                return {"type": "reply", "languages": languages()}
+            if op == "delete":
+                await contexts.delete(chosen)
+            elif op == "interrupt":
+                return {"type": "reply", "interrupted": await contexts.find(chosen).interrupt()}
+            elif op == "restart":
+                await contexts.find(chosen).restart()
+            elif op == "input":
+                if not await contexts.find(chosen).answer(str(request.get("text", ""))):
+                    raise Refused("not_waiting")
+            else:
+                raise Refused("bad")
+        except Refused as refused:
+            return {"type": "refused", **refused.details}
+        return {"type": "reply"}
+
+    async def _run(self, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        out, gone = Outbox(), asyncio.Event()
+
+        async def watch() -> None:
+            with contextlib.suppress(OSError):
+                while await reader.read(4096):
+                    pass
+            gone.set()
+            out.close()
+
+        async def work() -> None:
+            try:
+                await (await self._contexts.chosen(request)).run(request, out, gone)
+            except Refused as refused:
+                out.end({"type": "refused", **refused.details})
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(ALIVE_SECONDS)
+                out.event({"type": "alive"})
+
+        watching, beating, running = (asyncio.create_task(one()) for one in (watch, beat, work))
+        sending = asyncio.create_task(out.drain_to(writer))
+        try:
+            # A broken connection ends the sending, and is seen by the reader as well.
+            await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+            if sending.done() and sending.exception() is not None:
+                gone.set()
+                out.close()
+            if gone.is_set() or not sending.done():
+                await asyncio.wait({running})
+        finally:
+            for task in (watching, beating, sending):
+                task.cancel()
+            await asyncio.gather(watching, beating, sending, running, return_exceptions=True)
+
+
+def may_connect(peer: tuple[str, int], ours: tuple[str, int]) -> bool:
+    """Only a process of the same user: a kernel of root is no way to become root."""
+    wanted = f"{_hex(peer)} {_hex(ours)}"
+    with open("/proc/net/tcp") as file:
+        for line in file:
+            fields = line.split()
+            if f"{fields[1]} {fields[2]}" == wanted:
+                return int(fields[7]) in {0, os.getuid()}
+    return False
+
+
+def _hex(address: tuple[str, int]) -> str:
+    packed = bytes(int(part) for part in address[0].split("."))
+    return f"{int.from_bytes(packed, 'little'):08X}:{address[1]:04X}"
+
+
+async def main() -> None:
+    root = Path(os.environ.get("CLOCHE_CODE_DIR", "/run/cloche-code"))
+    shutil.rmtree(root, ignore_errors=True)
+    root.mkdir(mode=0o711, parents=True)
+    for name, value in (("oom_score_adj", "-800"),):
+        with contextlib.suppress(OSError):
+            Path("/proc/self", name).write_text(value)
+    contexts = Contexts(root)
+    await contexts.start()
+    bridge = Bridge(contexts)
+    port = int(os.environ.get("CLOCHE_CODE_PORT", str(PORT)))
+    server = await asyncio.start_server(bridge.serve, "127.0.0.1", port, limit=1 << 20, backlog=256)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    try:
+        await server.serve_forever()
+    finally:
+        await contexts.aclose()
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        asyncio.run(main())

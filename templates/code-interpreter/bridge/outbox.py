@@ -1,0 +1,154 @@
+"""What one connection is still to be sent: bounded, in order, and text of one stream in pieces that are worth sending.
+
+A frame is 4 bytes of length, big endian, and so many bytes of ASCII JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+#: Text of one frame, and of all MIME types of one result (characters).
+MAX_TEXT = 32 * 1024
+MAX_RESULT = 8 * 1024 * 1024
+#: Bytes that wait. Above the first a kernel is stopped, below the second it goes on; what would go above the third is
+#: left out, and that is told.
+STOP, GO, MOST = 4 << 20, 1 << 20, 48 << 20
+MAX_REQUEST = 32 * 1024 * 1024
+
+
+def encode(data: dict[str, Any]) -> bytes:
+    body = json.dumps(data, separators=(",", ":")).encode()
+    return len(body).to_bytes(4, "big") + body
+
+
+async def read_frame(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Raises `ValueError` for what is no frame, `IncompleteReadError` at the end."""
+    size = int.from_bytes(await reader.readexactly(4), "big")
+    if size > MAX_REQUEST:
+        raise ValueError("a request that is too long")
+    data = json.loads(await reader.readexactly(size))
+    if not isinstance(data, dict):
+        raise ValueError("a request is an object")  # noqa: TRY004 - as any other request that is none
+    return data
+
+
+class Outbox:
+    """`pressure(True)` when the reader is too slow, `pressure(False)` when it has caught up."""
+
+    def __init__(self) -> None:
+        self.pressure: Callable[[bool], None] | None = None
+        self.closed = False
+        self._frames: deque[bytes] = deque()
+        self._text: list[str] = []
+        self._stream = ""
+        self._size = 0
+        self._dropped: dict[str, int] = {}
+        self._full = False
+        self._more = asyncio.Event()
+        self._ended = False
+
+    # ------------------------------------------------------------ in
+
+    def text(self, stream: str, text: str) -> None:
+        if not text or self.closed:
+            return
+        if self._size >= MOST:
+            self._drop(stream, len(text.encode("utf-8", "replace")))
+            return
+        if stream != self._stream:
+            self._cut()
+            self._stream = stream
+        self._tell_dropped()
+        for start in range(0, len(text), MAX_TEXT):
+            piece = text[start : start + MAX_TEXT]
+            self._text.append(piece)
+            self._grow(len(piece))
+        self._more.set()
+
+    def result(self, data: dict[str, str], main: bool) -> None:
+        """Of a result that is too large the largest parts are left out, and told with their sizes."""
+        dropped: dict[str, int] = {}
+        while sum(len(value) for value in data.values()) > MAX_RESULT:
+            largest = max(data, key=lambda mime: len(data[mime]))
+            dropped[largest] = len(data.pop(largest))
+        if self._size >= MOST:
+            self._drop("result", 1)
+            return
+        self.event({"type": "result", "main": main, "data": data, "dropped": dropped})
+
+    def event(self, data: dict[str, Any]) -> None:
+        if self.closed:
+            return
+        self._cut()
+        self._tell_dropped()
+        self._append(encode(data))
+
+    def end(self, data: dict[str, Any]) -> None:
+        """The last one."""
+        self.event(data)
+        self._ended = True
+        self._more.set()
+
+    def _append(self, frame: bytes) -> None:
+        self._frames.append(frame)
+        self._grow(len(frame))
+        self._more.set()
+
+    def _cut(self) -> None:
+        if self._text:
+            text, self._text = "".join(self._text), []
+            self._size -= len(text)
+            for start in range(0, len(text), MAX_TEXT):
+                self._append(encode({"type": self._stream, "text": text[start : start + MAX_TEXT]}))
+        self._stream = ""
+
+    def _drop(self, what: str, count: int) -> None:
+        self._dropped[what] = self._dropped.get(what, 0) + count
+
+    def _tell_dropped(self) -> None:
+        dropped, self._dropped = self._dropped, {}
+        for what, count in dropped.items():
+            self._append(encode({"type": "gap", "stream": what, "count": count}))
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        if self._size > STOP and not self._full:
+            self._full = True
+            if self.pressure is not None:
+                self.pressure(True)
+
+    # ------------------------------------------------------------ out
+
+    async def drain_to(self, writer: asyncio.StreamWriter) -> None:
+        """Sends until the end. Raises what a broken connection raises."""
+        while True:
+            if not self._frames:
+                self._cut()
+            if not self._frames:
+                if self._ended:
+                    return
+                self._more.clear()
+                await self._more.wait()
+                continue
+            frame = self._frames.popleft()
+            writer.write(frame)
+            await writer.drain()
+            self._size -= len(frame)
+            if self._full and self._size < GO:
+                self._full = False
+                if self.pressure is not None:
+                    self.pressure(False)
+
+    def close(self) -> None:
+        """Nobody reads any more."""
+        self.closed = True
+        self._frames.clear()
+        self._text.clear()
+        self._size = 0
+        if self._full and self.pressure is not None:
+            self.pressure(False)
+        self._full = False

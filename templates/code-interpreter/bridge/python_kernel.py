@@ -1,0 +1,240 @@
+"""The Python kernel: ipykernel with the environment of each run, fresh random numbers in each copy, and charts."""
+
+from __future__ import annotations
+
+import array
+import asyncio
+import contextlib
+import contextvars
+import fcntl
+import os
+import sys
+import termios
+import threading
+import time
+import warnings
+from typing import Any
+
+import zmq
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelapp import IPKernelApp
+from IPython.core.error import StdinNotImplementedError
+from traitlets.config import Config
+
+#: A file that is another one in each sandbox and in each copy of one.
+IDENTITY = "/etc/machine-id"
+CHART = "application/vnd.cloche.chart+json"
+NO_INPUT = (
+    "the code asks for input, and nobody can answer: put the value into the code, or run it with `input` switched on"
+)
+#: What a program has written to a pipe is read by a thread of ipykernel; it is waited for at most so long (seconds).
+DRAIN = 1.0
+
+
+class Kernel(IPythonKernel):
+    """One kernel. `cell_meta["cloche"]`: `base` (variables of the sandbox), `env` and `cwd` (of this run only)."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._seen = identity()
+        reseed()
+
+    async def do_execute(  # type: ignore[no-untyped-def]
+        self,
+        code,
+        silent,
+        store_history=True,
+        user_expressions=None,
+        allow_stdin=False,
+        *,
+        cell_meta=None,
+        cell_id=None,
+    ):
+        wanted = (cell_meta or {}).get("cloche") or {}
+        now = identity()
+        if now != self._seen:
+            # This is a copy: what user-space generators would give next, the other copies would give as well.
+            self._seen = now
+            reseed()
+        os.environ.update(wanted.get("base") or {})
+        try:
+            if wanted.get("home"):
+                os.chdir(wanted["home"])
+            surroundings = Surroundings(wanted.get("env") or {}, wanted.get("cwd"))
+        except (OSError, ValueError) as error:
+            name = type(error).__name__
+            return {"status": "error", "execution_count": 0, "ename": name, "evalue": str(error), "traceback": []}
+        with surroundings:
+            reply = await super().do_execute(
+                code, silent, store_history, user_expressions, allow_stdin, cell_id=cell_id
+            )
+        drain(sys.stdout)
+        drain(sys.stderr)
+        return reply
+
+    def raw_input(self, prompt: str = "") -> str:
+        if not self._allow_stdin:
+            raise StdinNotImplementedError(NO_INPUT)
+        return super().raw_input(prompt)
+
+    def getpass(self, prompt: str = "", stream: Any = None, **options: Any) -> str:
+        if not self._allow_stdin:
+            raise StdinNotImplementedError(NO_INPUT)
+        return super().getpass(prompt)
+
+
+class Surroundings:
+    """Variables and a directory for one run. What the run itself changes stays changed."""
+
+    def __init__(self, env: dict[str, str], cwd: str | None) -> None:
+        self._env = env
+        self._cwd = cwd
+        self._home = ""
+        if cwd is not None:
+            self._home = os.getcwd()
+            os.chdir(cwd)
+        self._before = {name: os.environ.get(name) for name in env}
+        os.environ.update(env)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        for name, value in self._before.items():
+            if os.environ.get(name) != self._env[name]:
+                continue
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+        if self._home and os.path.realpath(os.getcwd()) == os.path.realpath(self._cwd or ""):
+            os.chdir(self._home)
+
+
+class App(IPKernelApp):
+    """No message is dropped for want of room: whoever reads has the kernel stopped when it is too fast."""
+
+    def init_iopub(self, context: zmq.Context) -> None:
+        context.setsockopt(zmq.SNDHWM, 0)
+        super().init_iopub(context)
+
+
+def run(connection: str) -> None:
+    """Returns when the kernel is shut down."""
+    config = Config()
+    config.InteractiveShell.colors = "NoColor"
+    config.HistoryManager.enabled = False
+    config.Completer.use_jedi = False
+    app = App.instance(connection_file=connection, kernel_class=Kernel, config=config, log_level=50)
+    app.initialize([])
+    shell = app.kernel.shell
+    # Nobody looks at the title of a terminal, and colours are for those who can see them.
+    os.environ.update(TERM="dumb", CLICOLOR="0")
+    os.environ.pop("FORCE_COLOR", None)
+    if "matplotlib" in sys.modules:
+        shell.enable_matplotlib("inline")
+    add_charts(shell)
+    # Not by a terminal, which would make other line ends and one stream of two.
+    shell.system = shell.system_raw
+    warnings.filterwarnings("ignore", message="To exit: use")
+    asyncio.run = run_anywhere
+    threading.Thread.start = start_in_context
+    app.start()
+
+
+def add_charts(shell: Any) -> None:
+    """A figure is also shown as the data that it is drawn from."""
+    import charts
+    from IPython.core.formatters import BaseFormatter
+    from traitlets import ObjectName, Unicode
+
+    class ChartFormatter(BaseFormatter):
+        format_type = Unicode(CHART)
+        print_method = ObjectName("_repr_cloche_chart_")
+        _return_type = dict
+
+        def __call__(self, obj: Any) -> dict[str, Any] | None:
+            # Not by `for_type`: whoever chooses the formats of figures takes all formatters of figures away.
+            figure = sys.modules.get("matplotlib.figure")
+            return charts.chart_of(obj) if figure is not None and isinstance(obj, figure.Figure) else None
+
+    formatter = ChartFormatter(parent=shell.display_formatter)
+    shell.display_formatter.formatters[CHART] = formatter
+
+
+def identity() -> str:
+    try:
+        with open(IDENTITY) as file:
+            return file.read()
+    except OSError:
+        return ""
+
+
+def reseed() -> None:
+    """The generators that are shared by a whole process; one that a program has made itself is its own affair."""
+    import random
+
+    random.seed()
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+_thread_start = threading.Thread.start
+
+
+def start_in_context(self: threading.Thread) -> None:
+    """What a thread prints belongs to the cell that has started it, also when that has ended."""
+    context, work = contextvars.copy_context(), self.run
+    self.run = lambda: context.run(work)  # type: ignore[method-assign]
+    _thread_start(self)
+
+
+_asyncio_run = asyncio.run
+
+
+def run_anywhere(main: Any, **options: Any) -> Any:
+    """`asyncio.run` as in a program: within a cell, where a loop runs already, it has one in a thread of its own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _asyncio_run(main, **options)
+    result: list[Any] = []
+    failure: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            result.append(_asyncio_run(main, **options))
+        except BaseException as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=work, name="asyncio.run", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(0.1)
+    if failure:
+        raise failure[0]
+    return result[0]
+
+
+def drain(stream: Any) -> None:
+    """Waits until what programs have written to the file descriptor has been read and sent on."""
+    fid = getattr(stream, "_fid", None)
+    if fid is None:
+        return
+    waiting = array.array("i", [0])
+    until = time.monotonic() + DRAIN
+    busy = False
+    while time.monotonic() < until:
+        try:
+            fcntl.ioctl(fid, termios.FIONREAD, waiting)
+        except OSError:
+            return
+        if not waiting[0]:
+            break
+        busy = True
+        time.sleep(0.002)
+    if busy:
+        time.sleep(0.005)
+    with contextlib.suppress(ValueError):
+        stream.flush()
