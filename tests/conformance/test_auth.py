@@ -101,6 +101,7 @@ def test_foreign_deleted_and_random_ids_give_the_same_answer(
         fields |= {"code": "1", "text": "x"}
         fields |= {"mode": "none"} if target.endswith("/network") else {}
         fields |= {"pattern": "x", "replacement": "y", "paths": ["/x"], "target": "/y", "url": "/x", "message": "m"}
+        fields |= {"target": "process"} if target.endswith("/signal") else {}
         fields |= {"mode": "0700"} if target.endswith("/attributes") else {}
         fields |= {"name": "x", "ref": "x"} if "/git/" in target else {}
         if method == "HEAD":

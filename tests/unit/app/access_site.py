@@ -66,6 +66,12 @@ BODY: dict[str, Any] = {
     "pattern": "x", "replacement": "y", "paths": ["/x"], "target": "/y", "message": "m", "ref": "x", "owner": "root",
     "code": "1", "text": "x",
 }  # fmt: skip
+#: Where one name means something else.
+BODIES: dict[str, dict[str, Any]] = {
+    "network_put": {"mode": "none"},
+    "processes_signal": {"signal": "TERM", "target": "process"},
+    "processes_resize": {"cols": 80, "rows": 24},
+}
 
 
 class TalkingGuest(FakeGuest):
@@ -208,8 +214,7 @@ class AccessSite:
 
 
 async def call(client: httpx.AsyncClient, operation: Operation, one: str, **fields: Any) -> httpx.Response:
-    more = {"mode": "none"} if operation.id == "network_put" else {}
-    body = None if operation.method in {"GET", "DELETE"} else {**BODY, **more, **fields}
+    body = None if operation.method in {"GET", "DELETE"} else {**BODY, **BODIES.get(operation.id, {}), **fields}
     return await client.request(operation.method, operation.target(one), json=body)
 
 

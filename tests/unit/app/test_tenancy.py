@@ -220,7 +220,8 @@ def test_what_reads_is_a_get_and_what_is_not_asked_for_is_closed() -> None:
     from cloche_server.api.scopes import CLOSED, NEEDS, need_of
 
     assert {one.method for one in OPERATIONS if one.scope == "read"} == {"GET"}
-    assert set(NEEDS) == set(IDS), "every operation has a row, and every row an operation"
+    # HEAD is not walked: it is the route of a read, without a body to compare.
+    assert set(NEEDS) - {"files_head"} == set(IDS), "every operation has a row, and every row an operation"
     assert need_of("new_operation") is CLOSED
     assert (CLOSED.scope, CLOSED.reach.value) == (Scope.ADMIN, "workspace")
 
