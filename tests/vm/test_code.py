@@ -162,13 +162,6 @@ def test_who_hangs_up_interrupts(box: Box) -> None:
     assert time.monotonic() - began < 60
 
 
-def test_a_machine_that_boots_starts_it_when_it_is_asked_for(box: Box) -> None:
-    find = "-f '[c]ode/bridge.py'"
-    box.sh(f"pkill -9 {find}; while pgrep {find}; do sleep 0.1; done", timeout=30)
-    assert value(box, "'new'") == "'new'"
-    assert value(box, "'kept' in dir()") == "False"
-
-
 def test_other_sandboxes_say_which_template_has_it(interpreter: Server) -> None:
     other = interpreter.api.create(template="base", ttl_seconds=300)
     with pytest.raises(ApiError) as refused:

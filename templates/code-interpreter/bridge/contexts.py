@@ -19,6 +19,8 @@ MAX_CONTEXTS = 8
 MAX_QUEUED = 32
 #: A cell that was interrupted has so many seconds to end, then its kernel is killed.
 GRACE = 5.0
+#: In the meantime it is interrupted again (seconds).
+AGAIN = 1.0
 _SIGNALS = {number.value: number.name for number in signal.Signals}
 
 
@@ -182,9 +184,15 @@ class Context:
         try:
             while True:
                 waits: set[asyncio.Task[Any]] = {work} if why else {work, left}
-                await asyncio.wait(waits, timeout=max(0.0, deadline - clock()), return_when=asyncio.FIRST_COMPLETED)
+                left_over = max(0.0, deadline - clock())
+                pause = min(left_over, AGAIN) if why else left_over
+                await asyncio.wait(waits, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 if work.done():
                     break
+                if why and clock() < deadline:
+                    # A cell that had not quite begun has not felt the first one.
+                    await kernel.interrupt()
+                    continue
                 if why:
                     await kernel.kill()
                     await asyncio.wait({work})
