@@ -141,15 +141,8 @@ def closed(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, webhook: str) -> dict[str, Any]:
-    """Most ids are those of something that lives; nothing runs for ever, and nothing is baked."""
-    found = closed(document)
-    values = {"sandbox_id": [sandbox, "z" * 20], "exec_id": [exec_id, "nope"], "name": ["base", "nope"]}
-    values["snapshot_id"] = [snapshot, "z" * 20]
-    values["webhook_id"] = [webhook, "z" * 20]
-    values["run_id"] = ["z" * 20, "nope"]
-    values["process_id"] = [exec_id, "nope"]
-    values["token_prefix"] = ["pds_00000000", "nope"]
+def _aim_parameters(found: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Ids, and what would wait or walk for long."""
     for path, operations in found["paths"].items():
         for operation in operations.values():
             operation["responses"].get("201", {}).pop("links", None)
@@ -175,6 +168,18 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
                 if path.endswith("/wait") and parameter["name"] == "timeout":
                     parameter["schema"] = {"type": "number", "minimum": 0, "maximum": 0.2}
                     parameter["required"] = True
+
+
+def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, webhook: str) -> dict[str, Any]:
+    """Most ids are those of something that lives; nothing runs for ever, and nothing is baked."""
+    found = closed(document)
+    values = {"sandbox_id": [sandbox, "z" * 20], "exec_id": [exec_id, "nope"], "name": ["base", "nope"]}
+    values["snapshot_id"] = [snapshot, "z" * 20]
+    values["webhook_id"] = [webhook, "z" * 20]
+    values["run_id"] = ["z" * 20, "nope"]
+    values["process_id"] = [exec_id, "nope"]
+    values["token_prefix"] = ["pds_00000000", "nope"]
+    _aim_parameters(found, values)
     found["components"]["schemas"]["RestoreBody"]["properties"]["snapshot_id"] = {"enum": [snapshot, "nope", None]}
     # Not the whole disk, and no attributes of what others need.
     for body in ("CopyBody", "AttributesBody", "TouchBody", "LinkBody", "GlobBody", "GrepBody"):

@@ -36,7 +36,7 @@ def test_random_bytes_are_refused_or_waited_for(data: bytes) -> None:
             assert 0 <= count <= 8
 
 
-@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff\x00", b"\x00\x00\x00\x02\x09{}", b"\x00\x00\x00\x02\x00[]"])
+@pytest.mark.parametrize("data", [b"\xff\xff\xff\xff\x00", b"\x00\x00\x00\x02\x11{}", b"\x00\x00\x00\x02\x00[]"])
 def test_frames_that_are_none(data: bytes) -> None:
     with pytest.raises(FrameError):
         list(FrameReader().feed(data))

@@ -140,9 +140,9 @@ async def test_refusals(host: Host, ports: Ports) -> None:
     for call in (ports.list("x", box.id), ports.get("x", box.id, 1), ports.declare("x", box.id, PortWish(1))):
         assert await refused(call) == "sandbox.not_found"
     for number in range(MAX_PORTS):
-        await ports.declare("w", box.id, PortWish(1000 + number))
+        await ports.declare("w", box.id, PortWish(2000 + number))
     assert await refused(ports.declare("w", box.id, PortWish(1))) == "request.invalid"
-    await ports.declare("w", box.id, PortWish(1000, label="again"))
+    await ports.declare("w", box.id, PortWish(2000, label="again"))
 
 
 async def test_tokens(host: Host, ports: Ports) -> None:

@@ -74,6 +74,10 @@ async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[h
         network=unused,
         selftests=unused,
         ports=unused,
+        processes=unused,
+        terminals=unused,
+        runs=unused,
+        run_jobs=unused,
     )
     services.ready.set()
     token = await tokens.create("test", "w", bytes(16), 1.0)

@@ -62,7 +62,7 @@ def test_defaults() -> None:
 
 
 def test_udp_is_never_carried() -> None:
-    judge = policy("open", allow(protocol="udp", ports=[443]))
+    judge = policy("open", allow(protocol="any", ports=[443]))
     assert judge.decide_address(A, 443, Transport.UDP).rule == "udp"
 
 
