@@ -20,6 +20,11 @@ from kit.client import ApiError, Box
 from kit.data import CHECKOUT, SHARED
 from kit.server import Server, environment
 
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("CLOCHE_TEST_TEMPLATES"),
+    reason="baking code-interpreter takes minutes: run it with CLOCHE_TEST_TEMPLATES=1",
+)
+
 
 def _base_with_code(baked: Path) -> Path:
     """A base directory of its own beside that of the others, who go on with the template they know. It is kept."""
