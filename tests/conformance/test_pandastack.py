@@ -262,8 +262,10 @@ def test_logs_follow(client: pandastack.Client) -> None:
 def test_templates(client: pandastack.Client) -> None:
     listed = client.templates.list()
     assert "base" in {template.name for template in listed}
-    for name in TEMPLATES:
+    for name in ("ubuntu-24.04", "base"):
         assert client.templates.get(name).name == "base"
+    with pytest.raises(pandastack.NotFoundError):
+        client.templates.get("code-interpreter")  # which is a template of its own, and not baked here
     with pytest.raises(pandastack.NotFoundError):
         client.templates.get("nope")
     with pytest.raises(pandastack.NotFoundError, match="template nope not found"):

@@ -111,8 +111,8 @@ RUN: dict[str, list[Any]] = {
 }  # fmt: skip
 #: What puts the sandbox of all tests back into the state that the others need.
 UNDO = {"lineage_pause": "resume", "lineage_hibernate": "wake", "lineage_stop": "start"}
-#: Their waits are cut short in `aimed`.
-NARROWED = {"sandboxes_wait", "processes_wait", "processes_write", "processes_output"}
+#: Their waits, and what they run, are narrower in `aimed` than they are.
+NARROWED = {"run_run", "run_batch", "sandboxes_wait", "processes_wait", "processes_write", "processes_output"}
 #: Each of these starts, saves or ends a machine, which takes seconds.
 SLOW = {
     "lineage_stop",

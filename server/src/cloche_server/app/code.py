@@ -150,10 +150,10 @@ class Codes:
     async def _ask(
         self, workspace: str, sandbox_id: str, request: dict[str, Any], *, counted: bool = False
     ) -> dict[str, Any]:
+        entry, guest = await self._access.serving(workspace, sandbox_id)
         chosen = request.get("context")
         if chosen is not None and not code.is_context_id(chosen):
             raise _context_not_found()
-        entry, guest = await self._access.serving(workspace, sandbox_id)
         if counted:
             self._access.count_exec(entry)
         with self._access.busy(entry):

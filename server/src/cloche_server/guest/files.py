@@ -11,6 +11,7 @@ from ..core.trees import ReadWish
 from . import decode
 from .caller import CALL_SECONDS, Caller
 from .errors import CallContext, protocol_error
+from .h2link import Response
 from .streams import IDLE_SECONDS, FileBody
 from .types import DirListing, Entry, WriteResult
 
@@ -76,13 +77,22 @@ class FileCalls:
         """
         ctx, query = target(path, user)
         query += [] if wish is None else wish.query()
-        method = "HEAD" if wish is not None and wish.head else "GET"
-        response = await self._caller.open(method, "/v1/files", ctx, query=query, timeout=timeout)
+        response = await self._open(ctx, query, head=wish is not None and wish.head, timeout=timeout)
         try:
             return FileBody(response, decode.file_head(response.headers), idle_timeout=idle_timeout)
         except ClocheError:
             await response.aclose()
             raise
+
+    async def _open(self, ctx: CallContext, query: Query, *, head: bool, timeout: float) -> Response:
+        """The answer to a HEAD has no body, so a refusal has no words: a read is asked what it has to say."""
+        if head:
+            try:
+                return await self._caller.open("HEAD", "/v1/files", ctx, query=query, timeout=timeout)
+            except ClocheError as error:
+                if error.code != "guest.protocol":
+                    raise
+        return await self._caller.open("GET", "/v1/files", ctx, query=query, timeout=timeout)
 
     async def write_file(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.storage.recipe import NAME
 
 #: `server/src/cloche_server/storage/locate.py` in a checkout.
 _CHECKOUT = Path(__file__).resolve().parents[4]
@@ -28,7 +29,8 @@ def find_recipe(configured: Path | None, name: str) -> Path:
     folders = [configured] if configured else [_CHECKOUT / "templates", _INSTALLED / "templates"]
     for folder in folders:
         path = folder / f"{name}.toml"
-        if "/" not in name and path.is_file():
+        # What cannot be the name of a recipe is not looked for: it may be no name of a file either.
+        if NAME.fullmatch(name) is not None and path.is_file():
             return path
     known = sorted({path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.toml")})
     raise ClocheError("template.not_found", f"there is no recipe {name}; there are: {', '.join(known) or 'none'}")
