@@ -146,6 +146,7 @@ def test_what_is_open_through_the_card_ends_with_the_state(api: Api, served: Box
                 assert sock.recv(1) != b""
         if verb == "pause":
             api.call("POST", f"{served.path}/resume")
+    api.call("POST", f"{served.path}/wake")
 
 
 def test_what_listens_is_listed(api: Api, served: Box) -> None:
