@@ -155,7 +155,7 @@ async def test_what_has_no_input_or_terminal_says_so(processes: Processes) -> No
 
 
 async def test_a_terminal(processes: Processes) -> None:
-    shell = "stty size; trap 'stty size' WINCH; while :; do sleep 0.02; done"
+    shell = "trap 'stty size' WINCH; stty size; while :; do sleep 0.02; done"
     info = await processes.start(W, SB, ProcessWish(shell=shell, pty=Size(120, 40)))
     await until_shown(processes, info.id, b"40 120\r\n")
     await processes.resize(W, SB, info.id, 132, 50)
