@@ -198,13 +198,13 @@ class Runs:
         if language.is_compiled:
             began = time.perf_counter()
             argv = command(language.compile, file, request.flags)
-            compiler = await self._step(record, request, argv, b"", request.compile_timeout)
+            compiler = await self._step("compile", record, request, argv, b"", request.compile_timeout)
             timing["compile"] = _since(began)
             if status_of(compiler) != "ok":
                 return compiler, None
         began = time.perf_counter()
         argv = (*command(language.run, file), *request.args)
-        program = await self._step(record, request, argv, request.stdin, request.timeout)
+        program = await self._step("program", record, request, argv, request.stdin, request.timeout)
         timing["run"] = _since(began)
         return compiler, program
 
@@ -222,10 +222,10 @@ class Runs:
             await self._files.write(record.workspace, record.id, whole, _body(data), options, None)
 
     async def _step(
-        self, record: Sandbox, request: RunRequest, argv: tuple[str, ...], stdin: bytes, timeout: float
+        self, name: str, record: Sandbox, request: RunRequest, argv: tuple[str, ...], stdin: bytes, timeout: float
     ) -> RunStep:
         wanted = Command(
-            exec_id=f"run-{len(argv)}-{time.monotonic_ns():x}",
+            exec_id=name,
             argv=argv,
             env=request.env,
             cwd=DIRECTORY,
