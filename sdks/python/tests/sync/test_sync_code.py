@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from cloche_fake import FakeCloche, faults
 
-from cloche import Sandbox, CodeEnd, CodeStdout, ConflictError, ConnectionLost, NotFoundError
+from cloche import Sandbox, CodeEnd, CodeStdout, ConnectionLost, NotFoundError, UnsupportedError
 
 STARTED = ("started", {"context_id": "python", "language": "python"})
 PICTURE = ("result", {"data": {"image/png": base64.b64encode(b"\x89PNG").decode()}, "main": False, "dropped": {}})
@@ -75,7 +75,7 @@ def test_an_end_that_is_not_known_is_no_success(fake: FakeCloche) -> None:
     with pytest.raises(Exception, match="it is gone"):
         sandbox.run_code("1")
     fake.on("POST", "/code", faults.error(409, "code.not_available", "no interpreter"))
-    with pytest.raises(ConflictError, match="no interpreter"):
+    with pytest.raises(UnsupportedError, match="no interpreter"):
         sandbox.run_code("1")
     with pytest.raises(TypeError):
         sandbox.run_code(1)  # type: ignore[arg-type]
