@@ -98,6 +98,14 @@ SEMANTIC = {
     "processes_write",
     "processes_signal",
     "processes_output",
+    "services_put",
+    "services_get",
+    "services_wait",
+    "services_start",
+    "services_stop",
+    "services_restart",
+    "services_delete",
+    "sandboxes_logs",
     "terminal_terminal",
     "terminal_ssh",
 }
@@ -112,7 +120,7 @@ RUN: dict[str, list[Any]] = {
 #: What puts the sandbox of all tests back into the state that the others need.
 UNDO = {"lineage_pause": "resume", "lineage_hibernate": "wake", "lineage_stop": "start"}
 #: Their waits are cut short in `aimed`.
-NARROWED = {"sandboxes_wait", "processes_wait", "processes_write", "processes_output"}
+NARROWED = {"sandboxes_wait", "processes_wait", "processes_write", "processes_output", "services_wait"}
 #: Each of these starts, saves or ends a machine, which takes seconds.
 SLOW = {
     "lineage_stop",
@@ -149,6 +157,7 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     values["webhook_id"] = [webhook, "z" * 20]
     values["run_id"] = ["z" * 20, "nope"]
     values["process_id"] = [exec_id, "nope"]
+    values["service_name"] = ["fuzzed", "nope"]
     values["token_prefix"] = ["pds_00000000", "nope"]
     for path, operations in found["paths"].items():
         for operation in operations.values():
@@ -191,6 +200,9 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     create["max_lifetime_seconds"] = {"enum": [0, 600, None]}
     create["disk_gb"] = {"enum": [4, None]}
     create["template"] = {"enum": ["base", "ubuntu-24.04", None]}
+    service = found["components"]["schemas"]["ServiceBody"]["properties"]
+    # Each start of a server of its own is a process that somebody has to end.
+    service |= {"depends_on": {"enum": [[], ["nope"]]}, "stop_grace_seconds": {"enum": [0, 0.1]}}
     run = found["components"]["schemas"]["RunBody"]["properties"]
     # Each runs a machine; one that needs another size would bake it.
     run |= {name: {"enum": [*allowed, None]} for name, allowed in RUN.items()}
@@ -280,6 +292,8 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
         api.call("DELETE", f"/v1/templates/{response.json()['name']}")
     elif name == "processes_start":
         api.call("DELETE", f"/v1/sandboxes/{path['sandbox_id']}/processes/{response.json()['process_id']}")
+    elif name == "services_put":
+        api.call("DELETE", f"/v1/sandboxes/{path['sandbox_id']}/services/{path['service_name']}")
     elif name == "secrets_put":
         api.call("DELETE", f"/v1/secrets/{path['name']}")
     elif name == "ports_declare":

@@ -190,7 +190,7 @@ func TestServiceOrder(t *testing.T) {
 	if b, _ := os.ReadFile(dir + "/order"); string(b) != "migrate\ndb\nweb\n" {
 		t.Errorf("got %q", b)
 	}
-	if _, e := a.call("DELETE", "/v1/services/db", nil, nil); e == nil || e.Status != 409 || e.Field != "depends_on" {
+	if _, e := a.call("DELETE", "/v1/services/db", nil, nil); e == nil || e.Status != 409 || e.Field != "name" {
 		t.Errorf("got %+v", e)
 	}
 	if _, e := a.call("PUT", "/v1/services/migrate", fields{"shell": "x", "depends_on": []string{"web"}}, nil); e == nil || e.Status != 409 {

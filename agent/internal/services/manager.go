@@ -232,6 +232,7 @@ func (m *Manager) Put(ctx context.Context, spec *Spec) (bool, error) {
 		return false, err
 	}
 	defer release()
+	ctx = context.WithoutCancel(ctx) // what was begun is done, whether or not anybody waits for it
 	s, created, changed, err := m.define(spec)
 	if err != nil || !created && !changed {
 		return created, err
@@ -336,8 +337,7 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 	if err := m.forget(name); err != nil {
 		return err
 	}
-	// What is forgotten ends, whether or not anybody waits for it.
-	err = m.end(ctx, s)
+	err = m.end(context.WithoutCancel(ctx), s)
 	s.log.Close()
 	return err
 }
@@ -350,7 +350,7 @@ func (m *Manager) forget(name string) error {
 	m.mu.Unlock()
 	for _, o := range specs {
 		if slices.Contains(o.DependsOn, name) {
-			return wire.Conflict("conflict", "depends_on", "another service depends on it")
+			return wire.Conflict("conflict", "name", "another service depends on it")
 		}
 	}
 	if err := m.save(specs); err != nil {
@@ -386,6 +386,7 @@ func (m *Manager) Do(ctx context.Context, name, what string) error {
 		return err
 	}
 	defer release()
+	ctx = context.WithoutCancel(ctx)
 	if what != "start" {
 		if err := m.end(ctx, s); err != nil {
 			return err

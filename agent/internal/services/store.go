@@ -26,6 +26,9 @@ func (m *Manager) save(specs []*Spec) error {
 	if err != nil {
 		return err
 	}
+	if len(b) > maxFile {
+		return wire.TooLarge("body", "the definitions of all services are too large together")
+	}
 	if err := os.MkdirAll(filepath.Dir(m.Path), 0o755); err != nil {
 		return wire.FromErr(err, "")
 	}
