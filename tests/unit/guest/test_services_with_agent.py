@@ -1,4 +1,4 @@
-"""Services and logs over the real agent in its developer mode: the calls of the client, and the use cases above them."""
+"""Services and logs over the real agent in its developer mode: calls of the client, and the use cases above them."""
 
 from __future__ import annotations
 
