@@ -17,7 +17,6 @@ from cloche_server.app.exec import end_of
 from cloche_server.app.sandbox_services import check_names
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.services import SERVICE_NAME, STATES, HealthCheck, HttpCheck, ServiceSpec
-from cloche_server.guest.services import GuestService
 
 router = APIRouter(tags=["services"])
 
@@ -33,7 +32,7 @@ def _at(ns: int) -> str:
     return rfc3339(min(ns / 1e9, _LAST))
 
 
-def _shown(one: GuestService) -> dict[str, Any]:
+def _shown(one: Any) -> dict[str, Any]:
     last = None
     if one.last_exit is not None:
         end = end_of(one.last_exit)
