@@ -194,6 +194,12 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
             fields[field] = {"enum": [None]}
     for body in ("WebhookBody", "WebhookPatch"):
         found["components"]["schemas"][body]["properties"]["url"] = {"enum": [RECEIVER]}
+    _small(found, snapshot)
+    return found
+
+
+def _small(found: dict[str, Any], snapshot: str) -> None:
+    """What is made is small, and ends."""
     create = found["components"]["schemas"]["CreateBody"]["properties"]
     for name, allowed in {"cpus": [1], "cpu": [1], "vcpus": [1], "memory_mb": [256], "disk_mb": [4096, 5000]}.items():
         create[name] = {"enum": [*allowed, None]}
@@ -215,7 +221,6 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     for body in ("ForkBody", "ForkTreeBody"):
         found["components"]["schemas"][body]["properties"]["count"] = {"enum": [1, 2]}
         found["components"]["schemas"][body]["properties"]["max_lifetime_seconds"] = {"enum": [0, 600, None]}
-    return found
 
 
 @pytest.fixture(scope="module")
