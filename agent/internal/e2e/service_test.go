@@ -174,11 +174,15 @@ func TestServiceOrder(t *testing.T) {
 	a := start(t)
 	dir := t.TempDir()
 	go_ := filepath.Join(dir, "go")
-	a.define("migrate", fields{"shell": "while [ ! -e " + go_ + " ]; do sleep 0.01; done; echo migrate >>" + dir + "/order", "restart": "no"})
-	a.define("db", fields{"shell": "echo db >>" + dir + "/order; exec sleep 600", "depends_on": []string{"migrate"}})
+	a.define("migrate", fields{"shell": "while [ ! -e " + go_ + " ]; do sleep 0.01; done; echo migrate >>" + dir + "/order", "restart": "no",
+		"health": fields{"argv": []string{"false"}}}) // it is there when it has done its work
+	a.define("db", fields{"shell": "echo db >>" + dir + "/order; exec sleep 600", "depends_on": []string{"migrate"},
+		"health": fields{"argv": []string{"grep", "-q", "db", dir + "/order"}, "interval_ms": 20}})
 	a.define("web", fields{"shell": "echo web >>" + dir + "/order; exec sleep 600", "depends_on": []string{"db"}})
-	// Something that runs is not enough for who needs what it is to have done.
-	a.until("migrate", "healthy")
+	a.until("migrate", "starting")
+	if db := a.service("db"); db.State != "starting" || len(db.Waiting) != 1 || db.PID != 0 {
+		t.Errorf("got %+v", db)
+	}
 	a.call("POST", "/v1/services/migrate/stop", nil, &services.Info{})
 	a.call("POST", "/v1/services/web/stop", nil, &services.Info{})
 	a.call("POST", "/v1/services/db/stop", nil, &services.Info{})
