@@ -67,6 +67,8 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_process.InputBody,
     wire_process.SizeBody,
     wire_services.ServiceBody,
+    wire_services.HealthBody,
+    wire_services.HttpCheckBody,
     wire_code.CodeBody,
     wire_code.ContextBody,
     wire_code.CodeInputBody,

@@ -32,7 +32,7 @@ class LineEvent(BaseModel):
     """`line`: one line, or a piece of one that is longer than 64 KiB. Its `id` is where to go on."""
 
     line: str
-    stream: StreamName
+    stream: Literal["stdout", "stderr"] | None = Field(None, description="Absent for a console, which has one.")
 
 
 class LogGapEvent(BaseModel):

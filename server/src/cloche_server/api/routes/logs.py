@@ -133,7 +133,8 @@ def _events(request: Request, stopping: object, log: Log, cursor: Cursor | None,
 def _event(item: LogItem) -> SseEvent:
     place = None if item.next is None else str(item.next)
     if isinstance(item, LogLine):
-        return SseEvent("line", {"line": item.text, "stream": item.stream}, place)
+        told = {} if item.stream == "console" else {"stream": item.stream}
+        return SseEvent("line", {"line": item.text, **told}, place)
     if isinstance(item, LogEnd):
         return SseEvent("end", {"next": str(item.next)}, place)
     return SseEvent("gap", {"bytes": item.bytes, "restarted": item.restarted}, place)
