@@ -36,6 +36,7 @@ class HealthBody(Wire):
     command: Argument | list[Argument] | None = Field(
         None, description="A command that has to end with 0, as the user and in the environment of the service."
     )
+    argv: list[Argument] | None = Field(None, description="The same as program and arguments, no shell.")
     interval_seconds: Span = Field(10.0, description="Between two checks.")
     timeout_seconds: Span = Field(5.0, description="A check that takes longer has failed.")
     retries: Annotated[StrictInt, Field(ge=1, le=1000)] = Field(
@@ -50,10 +51,12 @@ class HealthBody(Wire):
 
     @model_validator(mode="after")
     def _one_kind(self) -> HealthBody:
-        if sum(one is not None for one in (self.tcp, self.http, self.command)) != 1:
-            raise ValueError("give exactly one of tcp, http and command")
-        if isinstance(self.command, list) and (not self.command or not self.command[0]):
-            raise ValueError("command must name a program")
+        if sum(one is not None for one in (self.tcp, self.http, self.command, self.argv)) != 1:
+            raise ValueError("give exactly one of tcp, http and command (or argv)")
+        if isinstance(self.command, list):
+            self.argv, self.command = self.command, None
+        if self.argv is not None and (not self.argv or not self.argv[0]):
+            raise ValueError("argv must name a program")
         return self
 
 
@@ -119,10 +122,11 @@ class HttpCheckAnswer(BaseModel):
     status: int | None = None
 
 
-class HealthAnswer(BaseModel):
+class HealthCheckAnswer(BaseModel):
     tcp: int | None = None
     http: HttpCheckAnswer | None = None
-    command: str | list[str] | None = None
+    command: str | None = None
+    argv: list[str] | None = None
     interval_seconds: float
     timeout_seconds: float
     retries: int
@@ -149,7 +153,7 @@ class DefinitionAnswer(BaseModel):
     stop_signal: str
     stop_grace_seconds: float
     depends_on: list[str]
-    health: HealthAnswer | None = None
+    health: HealthCheckAnswer | None = None
 
 
 class LastExitAnswer(BaseModel):

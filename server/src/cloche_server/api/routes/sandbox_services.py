@@ -86,7 +86,8 @@ def _health(check: HealthCheck) -> dict[str, Any]:
         {
             "tcp": check.tcp_port,
             "http": page and without_none({"port": page.port, "path": page.path, "status": page.status}),
-            "command": check.shell if check.argv is None else list(check.argv),
+            "command": check.shell,
+            "argv": None if check.argv is None else list(check.argv),
             "interval_seconds": check.interval,
             "timeout_seconds": check.timeout,
             "retries": check.retries,
@@ -127,7 +128,7 @@ def _check(body: HealthBody) -> HealthCheck:
         tcp_port=body.tcp,
         http=None if page is None else HttpCheck(page.port, page.path, page.status),
         shell=body.command if isinstance(body.command, str) else None,
-        argv=body.command if isinstance(body.command, list) else None,
+        argv=body.argv,
         interval=body.interval_seconds,
         timeout=body.timeout_seconds,
         retries=body.retries,
