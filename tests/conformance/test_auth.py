@@ -79,7 +79,7 @@ def _calls(document: dict[str, Any], sandbox: str) -> list[tuple[str, str]]:
     for path, operations in document["paths"].items():
         if "{sandbox_id}" in path:
             target = path.replace("{sandbox_id}", sandbox).replace("{exec_id}", "x1").replace("{port}", "3000")
-            target = target.replace("{process_id}", "p1")
+            target = target.replace("{process_id}", "p1").replace("{service_name}", "s1")
             target += "?host=a.test" if target.endswith("/explain") else ""
             found += [(method.upper(), target) for method in operations]
     return found

@@ -15,13 +15,14 @@ import (
 func main() {
 	listen := flag.String("listen", "", "developer mode: serve on `unix:PATH` and leave the machine alone")
 	root := flag.String("root-cgroup", "auto", "developer mode: cgroup2 `DIR` for commands, none, or auto")
+	state := flag.String("state", "", "developer mode: keep services in `DIR`, and start what is there")
 	version := flag.Bool("version", false, "print the version")
 	flag.Parse()
 	switch {
 	case *version:
 		fmt.Println(machine.Version)
 	case *listen != "":
-		if err := develop(*listen, *root); err != nil {
+		if err := develop(*listen, *root, *state); err != nil {
 			fmt.Fprintln(os.Stderr, "cloche-agent:", err)
 			os.Exit(1)
 		}

@@ -19,13 +19,18 @@ import (
 	"cloche.dev/agent/internal/link"
 	"cloche.dev/agent/internal/machine"
 	"cloche.dev/agent/internal/proc"
+	"cloche.dev/agent/internal/services"
 	"cloche.dev/agent/internal/sys"
 	"cloche.dev/agent/internal/users"
 )
 
 const (
 	execCgroup = "/sys/fs/cgroup/exec"
-	portWait   = 30 * time.Second
+	// servicesFile holds the services of the machine, for its next start.
+	servicesFile = "/var/lib/cloche/services.json"
+	portWait     = 30 * time.Second
+	// endGrace is what services have to end when the agent is no machine's.
+	endGrace = 5 * time.Second
 	// softMemory is where the collector begins to work harder. Usually the
 	// agent needs a third of it.
 	softMemory = 24 << 20
@@ -60,7 +65,7 @@ func run() {
 		boot.Log("no cgroups: %v", err)
 		groups = nil
 	}
-	server, err := assemble(groups, true, boot.Log)
+	server, _, err := assemble(groups, servicesFile, true, boot.Log)
 	if err != nil {
 		boot.Log("cannot start: %v", err)
 		boot.PowerOff()
@@ -83,7 +88,7 @@ func servePort(s *link.Server) error {
 }
 
 // develop serves on a socket without touching the machine.
-func develop(listen, root string) error {
+func develop(listen, root, state string) error {
 	l, err := link.ListenUnix(listen)
 	if err != nil {
 		return err
@@ -96,10 +101,15 @@ func develop(listen, root string) error {
 	}
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP, syscall.SIGPIPE)
 	groups := developCgroup(root)
-	server, err := assemble(groups, false, log.Printf)
+	kept := ""
+	if state != "" {
+		kept = filepath.Join(state, filepath.Base(servicesFile))
+	}
+	server, units, err := assemble(groups, kept, false, log.Printf)
 	if err != nil {
 		return err
 	}
+	units.Boot()
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
 	go func() {
@@ -108,6 +118,9 @@ func develop(listen, root string) error {
 	}()
 	go func() { _ = server.Serve() }()
 	err = server.ServeListener(l)
+	over, cancel := context.WithTimeout(context.Background(), endGrace)
+	defer cancel()
+	units.End(over)
 	if groups != nil {
 		groups.Destroy()
 	}
@@ -151,7 +164,7 @@ func findCgroup2() string {
 }
 
 // assemble puts the parts together.
-func assemble(groups *cgroup.Manager, real bool, logf func(string, ...any)) (*link.Server, error) {
+func assemble(groups *cgroup.Manager, kept string, real bool, logf func(string, ...any)) (*link.Server, *services.Manager, error) {
 	db := users.New("/etc/passwd", "/etc/group")
 	reaper := proc.NewReaper()
 	procs, err := proc.NewManager(&proc.Manager{
@@ -161,15 +174,17 @@ func assemble(groups *cgroup.Manager, real bool, logf func(string, ...any)) (*li
 		Cgroups:     groups,
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	go reaper.Run(nil)
+	units := services.New(&services.Manager{Procs: procs, Path: kept, Logf: logf})
 	a := &api.API{
-		Machine: &machine.Machine{Real: real, Cgroups: groups, Warm: procs.Warm, Commands: procs, PowerOff: boot.PowerOff},
-		Procs:   procs,
-		Files:   &files.FS{Users: db},
-		Users:   db,
-		Log:     logf,
+		Machine:  &machine.Machine{Real: real, Cgroups: groups, Warm: procs.Warm, Commands: procs, PowerOff: boot.PowerOff},
+		Procs:    procs,
+		Services: units,
+		Files:    &files.FS{Users: db},
+		Users:    db,
+		Log:      logf,
 	}
-	return link.NewServer(a.Handler()), nil
+	return link.NewServer(a.Handler()), units, nil
 }

@@ -11,6 +11,7 @@ import (
 	"cloche.dev/agent/internal/files"
 	"cloche.dev/agent/internal/machine"
 	"cloche.dev/agent/internal/proc"
+	"cloche.dev/agent/internal/services"
 	"cloche.dev/agent/internal/users"
 	"cloche.dev/agent/internal/wire"
 )
@@ -19,8 +20,11 @@ import (
 type API struct {
 	Machine *machine.Machine
 	Procs   *proc.Manager
-	Files   *files.FS
-	Users   *users.DB
+	// Services keeps what was defined running; Boot is called with the first
+	// renewal of a machine, which has its name, clock and network by then.
+	Services *services.Manager
+	Files    *files.FS
+	Users    *users.DB
 	// Log takes what must not happen.
 	Log func(format string, args ...any)
 }
@@ -80,6 +84,9 @@ func (a *API) Handler() http.Handler {
 		"GET /v1/ports":             a.ports,
 		"/":                         noSuchCall,
 	} {
+		mux.Handle(pattern, a.handler(c))
+	}
+	for pattern, c := range a.serviceCalls() {
 		mux.Handle(pattern, a.handler(c))
 	}
 	for pattern, c := range a.fileTools() {

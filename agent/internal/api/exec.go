@@ -61,15 +61,20 @@ func (a *API) execKill(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (a *API) execOutput(w http.ResponseWriter, r *http.Request) error {
-	var from uint64
-	if s := r.URL.Query().Get("from"); s != "" {
-		n, err := strconv.ParseUint(s, 10, 63)
-		if err != nil {
-			return wire.BadRequest("from", "want a number")
-		}
-		from = n
+	from, stream, err := position(r)
+	if err != nil {
+		return err
 	}
-	var stream byte
+	return a.Procs.Output(r.Context(), w, r.PathValue("id"), stream, from)
+}
+
+// position reads the parameters from and stream.
+func position(r *http.Request) (from uint64, stream byte, err error) {
+	if s := r.URL.Query().Get("from"); s != "" {
+		if from, err = strconv.ParseUint(s, 10, 63); err != nil {
+			return 0, 0, wire.BadRequest("from", "want a number")
+		}
+	}
 	switch r.URL.Query().Get("stream") {
 	case "":
 	case "stdout":
@@ -77,9 +82,9 @@ func (a *API) execOutput(w http.ResponseWriter, r *http.Request) error {
 	case "stderr":
 		stream = wire.TypeStderr
 	default:
-		return wire.BadRequest("stream", "want stdout or stderr")
+		return 0, 0, wire.BadRequest("stream", "want stdout or stderr")
 	}
-	return a.Procs.Output(r.Context(), w, r.PathValue("id"), stream, from)
+	return from, stream, nil
 }
 
 // wait reads the parameter timeout_ms.

@@ -28,6 +28,7 @@ func (a *API) renew(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	a.Services.Boot()
 	return reply(w, http.StatusOK, done)
 }
 
@@ -78,6 +79,7 @@ func (a *API) shutdown(w http.ResponseWriter, r *http.Request) error {
 		return wire.BadRequest("grace_ms", "want 0 to 600000")
 	}
 	go func() {
+		a.Services.Halt()
 		time.Sleep(answerDelay)
 		a.Machine.Shutdown(time.Duration(req.GraceMS) * time.Millisecond)
 	}()

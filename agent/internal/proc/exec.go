@@ -28,6 +28,8 @@ type Exec struct {
 	readers audience
 	done    chan struct{} // closed when it has ended
 	forget  bool          // nothing of it is to be remembered; the manager's lock guards it
+	quiet   bool          // it is the agent's own: neither told nor remembered
+	exit    *wire.Exit    // how it ended; set before done is closed
 	tag     string
 
 	attached context.Context // the request, of a command that is not detached
@@ -169,6 +171,9 @@ func (r *run) feed(input []byte) {
 func (r *run) wait(ctx context.Context) wire.Exit {
 	end, killed := r.waitLeader(ctx)
 	took := time.Since(r.e.began)
+	if r.e.request.Sweep {
+		r.sweep()
+	}
 	if r.std.stdin != nil {
 		_ = r.std.stdin.SetWriteDeadline(time.Unix(1, 0))
 	}

@@ -22,6 +22,7 @@ func (m *Manager) Freeze(limit time.Duration) error {
 		return wire.Conflict("conflict", "", "the commands are frozen already")
 	}
 	m.held = make(chan struct{})
+	m.holds++
 	// What was lost before does not wait, even if its goroutine has not run.
 	m.judge(false)
 	m.mu.Unlock()

@@ -28,6 +28,7 @@ type Manager struct {
 	order    []string        // the same, oldest first
 	starting int             // commands between enter and leave
 	held     chan struct{}   // of the present hold, closed at its end; or nil
+	holds    uint64          // so many there were so far
 	records  pool
 }
 
@@ -65,6 +66,13 @@ func (m *Manager) release(g *cgroup.Group) {
 
 // Serve runs a command and answers with its frames.
 func (m *Manager) Serve(ctx context.Context, w http.ResponseWriter, req *Request) error {
+	if req.Detach {
+		e, err := m.background(ctx, req)
+		if err != nil {
+			return err
+		}
+		return m.follow(ctx, w, e, 0, 0)
+	}
 	p, err := m.plan(req)
 	if err != nil {
 		return err
@@ -76,22 +84,40 @@ func (m *Manager) Serve(ctx context.Context, w http.ResponseWriter, req *Request
 	if err != nil {
 		return err
 	}
-	if !req.Detach {
-		out := newFrameWriter(w)
-		defer out.close()
-		_ = out.started(e.startedEvent())
-		e.finish(ctx, r, failed, out)
-		return nil
+	out := newFrameWriter(w)
+	defer out.close()
+	_ = out.started(e.startedEvent())
+	e.finish(ctx, r, failed, out)
+	return nil
+}
+
+// background starts a detached command.
+func (m *Manager) background(ctx context.Context, req *Request) (*Exec, error) {
+	p, err := m.plan(req)
+	if err != nil {
+		return nil, err
+	}
+	if err := m.enter(ctx); err != nil {
+		return nil, err
+	}
+	e, r, failed, err := m.launch(ctx, req, p)
+	if err != nil {
+		return nil, err
+	}
+	var out recorder = e.rec
+	if req.Log != nil {
+		out = both{e.rec, req.Log.rec}
 	}
 	e.rec.begin(e.startedEvent())
-	go e.finish(context.Background(), r, failed, e.rec)
-	return m.follow(ctx, w, e, 0, 0)
+	go e.finish(context.Background(), r, failed, out)
+	return e, nil
 }
 
 // launch registers and starts a command that has entered.
 func (m *Manager) launch(ctx context.Context, req *Request, p *plan) (*Exec, *run, *wire.Exit, error) {
 	defer m.leave()
 	e := newExec(m, req)
+	e.quiet = isQuiet(ctx)
 	if !req.Detach {
 		e.attached = ctx
 	}

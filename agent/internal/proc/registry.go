@@ -72,9 +72,13 @@ func (m *Manager) ended(e *Exec, x *wire.Exit) {
 	defer m.mu.Unlock()
 	delete(m.running, e.id)
 	e.request = nil // it may hold megabytes of input
+	e.exit = x
 	close(e.done)
 	if e.rec != nil {
 		e.rec.release()
+	}
+	if e.quiet {
+		return
 	}
 	m.recent[e.id] = true
 	m.order = append(m.order, e.id)
@@ -132,7 +136,9 @@ func (m *Manager) List() []Info {
 		out = append(out, f.e.info(f.exit))
 	}
 	for _, e := range m.running {
-		out = append(out, e.info(nil))
+		if !e.quiet {
+			out = append(out, e.info(nil))
+		}
 	}
 	return out
 }

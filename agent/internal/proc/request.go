@@ -32,6 +32,10 @@ type Request struct {
 	LingerMS    int64            `json:"linger_ms"`
 	Tag         string           `json:"tag"`
 	Rlimits     map[string]int64 `json:"rlimits"` // of all commands
+
+	// Of commands that the agent starts by itself.
+	Log   *Log `json:"-"` // the output goes there as well
+	Sweep bool `json:"-"` // what the leader leaves behind ends with it
 }
 
 const (
@@ -74,6 +78,9 @@ func JSONError(err error) error {
 	}
 	return wire.BadRequest("body", "not a JSON object")
 }
+
+// Check says what is wrong with a request.
+func (r *Request) Check() error { return r.check() }
 
 func (r *Request) check() error {
 	if !ValidID(r.ID) {

@@ -94,31 +94,36 @@ func (c *Client) Exec(ctx context.Context, req map[string]any) (*Result, error) 
 // Collect reads frames up to the end of the stream.
 func Collect(r io.Reader) (*Result, error) {
 	out := &Result{}
-	var h [wire.HeaderSize]byte
 	for {
-		if _, err := io.ReadFull(r, h[:]); err != nil {
+		if err := out.Next(r); err != nil {
 			if err == io.EOF && out.Exit != nil {
 				return out, nil
 			}
 			return out, fmt.Errorf("stream ended early: %w", err)
 		}
-		n := binary.BigEndian.Uint32(h[9:])
-		if n > wire.MaxPayload {
-			return out, wire.ErrLength
-		}
-		b := make([]byte, int(n)+len(h))
-		copy(b, h[:])
-		if _, err := io.ReadFull(r, b[len(h):]); err != nil {
-			return out, err
-		}
-		f, _, err := wire.Decode(b)
-		if err != nil {
-			return out, err
-		}
-		if err := out.add(f); err != nil {
-			return out, err
-		}
 	}
+}
+
+// Next reads one frame.
+func (r *Result) Next(from io.Reader) error {
+	var h [wire.HeaderSize]byte
+	if _, err := io.ReadFull(from, h[:]); err != nil {
+		return err
+	}
+	n := binary.BigEndian.Uint32(h[9:])
+	if n > wire.MaxPayload {
+		return wire.ErrLength
+	}
+	b := make([]byte, int(n)+len(h))
+	copy(b, h[:])
+	if _, err := io.ReadFull(from, b[len(h):]); err != nil {
+		return fmt.Errorf("a frame is cut: %w", err)
+	}
+	f, _, err := wire.Decode(b)
+	if err != nil {
+		return err
+	}
+	return r.add(f)
 }
 
 func (r *Result) add(f wire.Frame) error {

@@ -49,6 +49,8 @@ RULES = {
     "AsyncLife": "Life",
     "AsyncPorts": "Ports",
     "AsyncRuns": "Runs",
+    "AsyncService": "Service",
+    "AsyncServices": "Services",
     "AsyncProcess": "Process",
     "AsyncProcesses": "Processes",
     "AsyncSandbox": "Sandbox",

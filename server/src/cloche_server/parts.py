@@ -16,7 +16,6 @@ from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.capturing import Capturer
 from cloche_server.app.code import Codes
-from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
 from cloche_server.app.dialing import SandboxDialer
 from cloche_server.app.entry import Entry
@@ -33,6 +32,7 @@ from cloche_server.app.idempotency import IdempotentCreates
 from cloche_server.app.idle import IdleActions
 from cloche_server.app.journal import Journal
 from cloche_server.app.lifecycle import LifecycleVerbs
+from cloche_server.app.logs import Logs
 from cloche_server.app.machines import Machines
 from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
@@ -46,6 +46,7 @@ from cloche_server.app.restore import Restores
 from cloche_server.app.room import Room
 from cloche_server.app.run_jobs import RunJobs
 from cloche_server.app.runs import Runs
+from cloche_server.app.sandbox_services import SandboxServices
 from cloche_server.app.secrets import Secrets
 from cloche_server.app.selftest import SelfTests
 from cloche_server.app.services import Services
@@ -177,7 +178,7 @@ class Parts:
         tool = self._engine.disk_tool(settings.data)
         execs, files = Execs(access), Files(access)
         runs = Runs(settings, catalog, creator, execs, files, self.lifecycle, cpu_count())
-        processes = Processes(access)
+        processes, units = Processes(access), SandboxServices(access)
         return Services(
             settings=settings,
             clock=clock,
@@ -211,7 +212,8 @@ class Parts:
             file_links=FileLinks(access, clock, self._preview[0]),
             git=Git(access, execs),
             codes=Codes(access),
-            consoles=Consoles(access, settings.data / "sandboxes"),
+            units=units,
+            logs=Logs(access, settings.data / "sandboxes", processes, units),
             templates=Templates(catalog, self.keeper),
             tokens=Tokens(TokenStore(database), clock),
             events=Events(access, supervisor),

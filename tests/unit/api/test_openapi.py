@@ -130,7 +130,7 @@ def test_streams_tell_their_events(document: dict[str, Any]) -> None:
     streams = {
         "/v1/sandboxes/{sandbox_id}/exec/stream": ("post", {"stdout", "stderr", "gap", "exit", "error"}),
         "/v1/sandboxes/{sandbox_id}/exec/{exec_id}/stream": ("get", {"stdout", "stderr", "gap", "exit", "error"}),
-        "/v1/sandboxes/{sandbox_id}/logs": ("get", {"line", "error"}),
+        "/v1/sandboxes/{sandbox_id}/logs": ("get", {"line", "gap", "end", "error"}),
     }
     for path, (method, events) in streams.items():
         schema = document["paths"][path][method]["responses"]["200"]["content"]["text/event-stream"]["schema"]

@@ -24,7 +24,6 @@ from cloche_server.app.archive_import import Importer
 from cloche_server.app.audit import Audit
 from cloche_server.app.broker import Broker
 from cloche_server.app.code import Codes
-from cloche_server.app.console import Consoles
 from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
 from cloche_server.app.export import Exporter
@@ -32,11 +31,13 @@ from cloche_server.app.filelinks import FileLinks
 from cloche_server.app.files import Files
 from cloche_server.app.filetools import FileTools
 from cloche_server.app.git import Git
+from cloche_server.app.logs import Logs
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.network import NetworkVerbs
 from cloche_server.app.ports import Ports
 from cloche_server.app.processes import Processes
 from cloche_server.app.promote_template import Promoter
+from cloche_server.app.sandbox_services import SandboxServices
 from cloche_server.app.secrets import Secrets
 from cloche_server.app.selftest import SelfTests
 from cloche_server.app.services import Services
@@ -85,6 +86,9 @@ class TalkingGuest(FakeGuest):
         return _Call(self.world)
 
     def exec_output(self, *_: Any) -> Any:
+        return _Call(self.world)
+
+    def service_output(self, *_: Any) -> Any:
         return _Call(self.world)
 
     async def _stream(self, name: str) -> AsyncIterator[Any]:
@@ -245,6 +249,7 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
     trust = Broker(kept, host.supervisor, host.machines.network)
     ports = Ports(host.access, PortStore(host.database), host.clock, b"k" * 32, PortAccess.PUBLIC, None)
     runs, processes = runs_on(host, Guests(), chosen), Processes(host.access)
+    units = SandboxServices(host.access)
     return Services(
         settings=chosen, clock=host.clock, isolation=Isolation(), access=host.access, creator=host.creator,
         creates=NamedCreates(host.creates, host.access, host.lifecycle), lifecycle=host.lifecycle, sleep=host.sleep,
@@ -254,7 +259,7 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
         file_tools=FileTools(host.access), processes=processes, terminals=Terminals(processes),
         file_links=FileLinks(host.access, host.clock, b"k" * 32), git=Git(host.access, Execs(host.access)),
         codes=Codes(host.access),
-        consoles=Consoles(host.access, host.root), templates=Templates(site.templates, keeper),
+        logs=Logs(host.access, host.root, processes, units), units=units, templates=Templates(site.templates, keeper),
         tokens=Tokens(TokenStore(host.database), host.clock), meters=host.meters, budgets=host.spending,
         events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, ports=ports,
         network=NetworkVerbs(host.access, host.supervisor, host.machines.network, trust, host.groups),

@@ -71,7 +71,7 @@ async def serve(host: Host, crew: Crew, *, private: bool = False, sender: Any = 
         settings=settings(host.root.parent), clock=host.clock, isolation=Isolation(), access=host.access,
         creator=host.creator, creates=absent, lifecycle=host.lifecycle, sleep=host.sleep, power=host.power,
         forks=host.forks, snapshots=host.snapshots, restores=host.restores, promoter=absent, exporter=absent,
-        importer=absent, execs=absent, codes=absent, files=absent, consoles=absent, templates=absent,
+        importer=absent, execs=absent, codes=absent, files=absent, units=absent, logs=absent, templates=absent,
         tokens=Tokens(tokens, host.clock), meters=host.meters, budgets=host.spending, ports=absent,
         events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, selftests=absent,
         network=absent, runs=absent, run_jobs=absent, processes=absent, terminals=absent,

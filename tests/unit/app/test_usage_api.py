@@ -12,7 +12,6 @@ from app_host import Crew, Host, assemble
 from app_states import status
 
 from cloche_server.api.app import build_app
-from cloche_server.app.console import Consoles
 from cloche_server.app.exec import Execs
 from cloche_server.app.filelinks import FileLinks
 from cloche_server.app.files import Files
@@ -66,7 +65,8 @@ async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[h
         file_tools=FileTools(host.access),
         file_links=FileLinks(host.access, host.clock, b"k" * 32),
         git=Git(host.access, Execs(host.access)),
-        consoles=Consoles(host.access, tmp_path / "sandboxes"),
+        units=unused,
+        logs=unused,
         templates=unused,
         tokens=Tokens(tokens, host.clock),
         meters=host.meters,

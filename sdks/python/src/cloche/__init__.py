@@ -18,6 +18,7 @@ from ._async.files import AsyncFiles, AsyncFileStream
 from ._async.git import AsyncGit
 from ._async.processes import AsyncProcess, AsyncProcesses
 from ._async.sandbox import AsyncSandbox
+from ._async.services import AsyncService, AsyncServices
 from ._async.snapshot import AsyncSnapshot
 from ._async.terminal import AsyncTerminal
 from ._sync.client import Client
@@ -28,6 +29,7 @@ from ._sync.files import Files, FileStream
 from ._sync.git import Git
 from ._sync.processes import Process, Processes
 from ._sync.sandbox import Sandbox
+from ._sync.services import Service, Services
 from ._sync.snapshot import Snapshot
 from ._sync.terminal import Terminal
 from ._version import __version__
@@ -132,6 +134,7 @@ from .network import Decision, Explanation, NetworkPolicy, Secret
 from .ports import Port, PreviewToken
 from .processes import GuestProcess, ProcessInfo, ProcessTable
 from .runs import Run, RunFailure, RunLanguage, RunResult, RunStep
+from .services import HealthCheck, LogPage, ServiceInfo
 from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
 __all__ = [
@@ -148,6 +151,8 @@ __all__ = [
     "AsyncProcess",
     "AsyncProcesses",
     "AsyncSandbox",
+    "AsyncService",
+    "AsyncServices",
     "AsyncSnapshot",
     "AsyncTerminal",
     "AsyncWebhooks",
@@ -208,6 +213,7 @@ __all__ = [
     "GitError",
     "GuestError",
     "GuestProcess",
+    "HealthCheck",
     "InputRequested",
     "InvalidRequestError",
     "InvalidStateError",
@@ -216,6 +222,7 @@ __all__ = [
     "IsolationUnavailable",
     "Lifecycle",
     "Load",
+    "LogPage",
     "NameTaken",
     "NameTooLong",
     "NetworkError",
@@ -251,6 +258,9 @@ __all__ = [
     "Secret",
     "ServerError",
     "ServerUnavailable",
+    "Service",
+    "ServiceInfo",
+    "Services",
     "Snapshot",
     "SnapshotCorrupt",
     "SnapshotError",

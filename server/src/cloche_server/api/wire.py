@@ -330,12 +330,6 @@ class ExitEvent(BaseModel):
     exec_id: str
 
 
-class LineEvent(BaseModel):
-    """`line`: a line of the console."""
-
-    line: str
-
-
 class ExecStarted(BaseModel):
     exec_id: str
     status: Literal["running"]

@@ -1,87 +1,120 @@
-"""The serial console of a sandbox: what its kernel and agent said."""
+"""The serial console of a sandbox, as a log: what its kernel and agent said."""
 
 from __future__ import annotations
 
 import asyncio
 import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from cloche_server.app.access import Access
+from cloche_server.core.logs import (
+    CONTEXT,
+    LINE_MAX,
+    Cursor,
+    LineBuffer,
+    LogEnd,
+    LogGap,
+    LogItem,
+    LogLine,
+    line_text,
+    mark_of,
+)
 
 #: Never more than this is read at once; the file itself is bounded by the engine (bytes).
-READ_LIMIT = 1024 * 1024
-POLL_SECONDS = 0.5
-REPLAY_BYTES = 4096
+READ_LIMIT: Final = 1024 * 1024
+POLL_SECONDS: Final = 0.5
+#: A reader who follows begins so much before now.
+REPLAY_BYTES: Final = 4096
+_AGENT: Final = re.compile(r"\[ *[0-9]+\.[0-9]+\] cloche-agent: ", re.ASCII)
 
 
-class Consoles:
-    """Reads console logs. The file belongs to the VMM, which appends to it; it may be cut at any time."""
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """`start` is the offset of `data` in the file, `before` what stands before it. `reset`: the place that was asked
+    for is not in this file."""
 
-    def __init__(self, access: Access, root: Path) -> None:
-        self._access = access
-        self._root = root
+    start: int
+    data: bytes
+    before: bytes
+    reset: bool = False
 
-    async def read(self, workspace: str, sandbox_id: str, tail: int | None) -> str:
-        """The log, or its last `tail` lines, as text."""
-        entry = await self._access.find(workspace, sandbox_id)
-        data = await asyncio.to_thread(_read, self._root / entry.record.id / "console.log", None)
-        return _last_lines(data[1], tail).decode("utf-8", "replace").replace("\r\n", "\n")
 
-    async def follow(self, workspace: str, sandbox_id: str, tail: int | None = None) -> AsyncIterator[str]:
-        """Lines from a little before now on (or the last `tail` of them), until the sandbox ends."""
-        entry = await self._access.find(workspace, sandbox_id)
-        path = self._root / entry.record.id / "console.log"
-        return self._lines(path, entry.ended, tail)
+class ConsoleLog:
+    """Reads one console. The file belongs to the VMM, which appends to it; it may be cut at any time, and then what
+    is left of it is told again, after a gap."""
 
-    async def _lines(self, path: Path, ended: asyncio.Event, tail: int | None) -> AsyncIterator[str]:
-        position, pending = await asyncio.to_thread(_size, path), b""
-        if tail is None:
-            position = max(0, position - REPLAY_BYTES)
-        else:
-            position, data = await asyncio.to_thread(_read, path, None)
-            position -= len(_last_lines(data, tail))
+    def __init__(self, path: Path, ended: asyncio.Event, *, agent_only: bool) -> None:
+        self._path = path
+        self._ended = ended
+        self._agent_only = agent_only
+
+    async def items(self, cursor: Cursor | None, *, follow: bool, replay: bool) -> AsyncIterator[LogItem]:
+        """From a place on, or the oldest that is kept (with `replay`: a little before now). With `follow` until the
+        sandbox ends. The last one is a `LogEnd`."""
+        back = REPLAY_BYTES if replay and cursor is None else READ_LIMIT
         while True:
-            over = ended.is_set()
-            position, data = await asyncio.to_thread(_read, path, position)
-            lines = (pending + data).split(b"\n")
-            pending = lines.pop()[-READ_LIMIT:]
-            for line in lines:
-                yield line.decode("utf-8", "replace").rstrip("\r")
-            if over:
-                if pending:
-                    yield pending.decode("utf-8", "replace")
+            over = self._ended.is_set()
+            piece = await asyncio.to_thread(_read, self._path, cursor, back)
+            if piece.reset:
+                yield LogGap(0, Cursor(piece.start, mark_of(piece.before)), restarted=True)
+            done = 0
+            buffer = LineBuffer()
+            for line, whole, behind in buffer.feed(piece.data):
+                done = len(piece.data) - behind
+                yield self._line(line, piece, done, whole)
+            more = len(piece.data) == READ_LIMIT
+            if not more and (over or not follow):
+                if rest := buffer.flush():
+                    done = len(piece.data)
+                    yield self._line(rest, piece, done, False)
+                yield LogEnd(_place(piece, done), final=over)
                 return
-            try:
-                async with asyncio.timeout(POLL_SECONDS):
-                    await ended.wait()
-            except TimeoutError:
-                pass
+            cursor = _place(piece, done)
+            if not more:
+                await self._pause()
+
+    def _line(self, line: bytes, piece: _Piece, done: int, whole: bool) -> LogLine:
+        return LogLine(line_text(line), "console", _place(piece, done), whole)
+
+    async def _pause(self) -> None:
+        try:
+            async with asyncio.timeout(POLL_SECONDS):
+                await self._ended.wait()
+        except TimeoutError:
+            pass
+
+    def wanted(self, item: LogItem) -> bool:
+        """Whether it is of the source."""
+        return not (self._agent_only and isinstance(item, LogLine)) or _AGENT.match(item.text) is not None
 
 
-def _last_lines(data: bytes, count: int | None) -> bytes:
-    """The last lines of `data`, or all; only a line feed ends a line, and the last may have none."""
-    if count is None:
-        return data
-    lines = re.findall(rb"[^\n]*\n|[^\n]+", data)
-    return b"".join(lines[-count:]) if count else b""
+def _place(piece: _Piece, done: int) -> Cursor:
+    return Cursor(piece.start + done, mark_of(piece.before + piece.data[max(0, done - CONTEXT) : done]))
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def _read(path: Path, position: int | None) -> tuple[int, bytes]:
-    """From `position` (None: as much of the end as is allowed); a file that was cut is read anew."""
+def _read(path: Path, cursor: Cursor | None, back: int) -> _Piece:
+    """From a place on; None: as much of the end as `back` says."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)
-            start = max(0, size - READ_LIMIT) if position is None or position > size else position
-            file.seek(start)
-            data = file.read(READ_LIMIT)
-            return start + len(data), data
+            start = max(0, size - back) if cursor is None else cursor.offset
+            before = _before(file, start) if start <= size else b""
+            lost = start > size or (cursor is not None and cursor.mark not in (None, mark_of(before)))
+            if lost:
+                start = max(0, size - READ_LIMIT)
+                before = _before(file, start)
+            return _Piece(start, file.read(READ_LIMIT), before, reset=lost)
     except FileNotFoundError:
-        return 0, b""
+        lost = cursor is not None and cursor.offset > 0
+        return _Piece(0, b"", b"", reset=lost)
+
+
+def _before(file: object, start: int) -> bytes:
+    file.seek(max(0, start - CONTEXT))  # type: ignore[attr-defined]
+    data: bytes = file.read(min(CONTEXT, start))  # type: ignore[attr-defined]
+    return data
+
+
+assert LINE_MAX < READ_LIMIT, "a read makes progress"

@@ -10,7 +10,6 @@ from cloche_server.app.archive_import import Importer
 from cloche_server.app.audit import Audit
 from cloche_server.app.budget_verbs import BudgetVerbs
 from cloche_server.app.code import Codes
-from cloche_server.app.console import Consoles
 from cloche_server.app.create import Creator
 from cloche_server.app.events import Events
 from cloche_server.app.exec import Execs
@@ -21,6 +20,7 @@ from cloche_server.app.filetools import FileTools
 from cloche_server.app.fork import Forks
 from cloche_server.app.git import Git
 from cloche_server.app.lifecycle import LifecycleVerbs
+from cloche_server.app.logs import Logs
 from cloche_server.app.meter import Meters
 from cloche_server.app.names import NamedCreates
 from cloche_server.app.network import NetworkVerbs
@@ -30,6 +30,7 @@ from cloche_server.app.promote_template import Promoter
 from cloche_server.app.restore import Restores
 from cloche_server.app.run_jobs import RunJobs
 from cloche_server.app.runs import Runs
+from cloche_server.app.sandbox_services import SandboxServices
 from cloche_server.app.secrets import Secrets
 from cloche_server.app.selftest import SelfTests
 from cloche_server.app.sleep import SleepVerbs
@@ -65,13 +66,14 @@ class Services:
     importer: Importer
     execs: Execs
     processes: Processes
+    units: SandboxServices
     terminals: Terminals
     codes: Codes
     files: Files
     file_tools: FileTools
     file_links: FileLinks
     git: Git
-    consoles: Consoles
+    logs: Logs
     templates: Templates
     tokens: Tokens
     events: Events

@@ -130,6 +130,10 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
         "the process has no input that is open", action="start it with `stdin` `pipe`, or with a terminal"
     ),
     "process.no_terminal": ErrorSpec("the process has no terminal", action="start it with `pty`"),
+    # services
+    "service.not_found": ErrorSpec("there is no such service"),
+    "service.conflict": ErrorSpec("another service depends on it, or it would depend on itself"),
+    "service.too_many": ErrorSpec("the sandbox has as many services as it may", action="delete one first"),
     # code
     "code.not_available": ErrorSpec(
         "the sandbox has no code interpreter", action="create one from the template code-interpreter"

@@ -66,6 +66,8 @@ _FIELDS: Final = frozenset(
     }
     | {"pattern", "include", "exclude", "context", "format", "owner", "group", "max_bytes", "max_entries"}
     | {"strip", "first", "body", "paths", "paths_b64", "watches", "depth"}
+    | {"depends_on", "services", "health", "restart", "backoff_ms", "max_backoff_ms", "max_restarts", "window_ms"}
+    | {"stop_signal", "stop_grace_ms", "log_bytes"}
 )
 
 
@@ -102,7 +104,8 @@ def protocol_error(what: str) -> ClocheError:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What the caller asked for, for the wording of errors. `area`: machine, exec, process, file or port."""
+    """What the caller asked for, for the wording of errors. `area`: machine, exec, process, service, file or
+    port."""
 
     area: str
     path: str | bytes | None = None
@@ -120,6 +123,28 @@ def _quoted(value: str | bytes | None, fallback: str) -> str:
     if len(text) > _QUOTE_MAX:
         text = text[:_QUOTE_MAX] + "…"
     return repr(text)
+
+
+#: About services: by status and field.
+_OF_SERVICES: Final[Mapping[tuple[int, str], tuple[str, str]]] = {
+    (404, "name"): ("service.not_found", "There is no service {name} in the sandbox."),
+    (404, ""): (
+        "not_implemented",
+        "The agent in this sandbox is older than the server and knows no services; make another sandbox.",
+    ),
+    (404, "depends_on"): (
+        "request.invalid",
+        "The service {name} would depend on one that the sandbox does not have; define that one first.",
+    ),
+    (409, "depends_on"): ("service.conflict", "The service {name} would depend on itself, through others."),
+    (409, "name"): ("service.conflict", "Another service depends on {name}; delete that one first, or change it."),
+    (409, "services"): ("service.too_many", "The sandbox has as many services as it may; delete one first."),
+    (400, "stop_signal"): (
+        "request.invalid",
+        "There is no such stop_signal: send its name, as in TERM, or its number from 1 to 64.",
+    ),
+    (413, "body"): ("exec.too_large", "The definitions of the services of a sandbox are too large."),
+}
 
 
 def _not_found(ctx: CallContext, field: str) -> tuple[str, str]:
@@ -258,6 +283,8 @@ def _conflict(ctx: CallContext, code: str, field: str, errno: str) -> tuple[str,
 
 
 def _classify(status: int, code: str, field: str, errno: str, ctx: CallContext) -> tuple[str, str]:
+    if ctx.area == "service" and (told := _OF_SERVICES.get((status, field))) is not None:
+        return told[0], told[1].format(name=_quoted(ctx.exec_id, "of this name"))
     if code in _PLAIN and ctx.area == "file":
         known = _PLAIN[code]
         return known[0], known[1].format(path=_quoted(ctx.path, "The path"))

@@ -23,6 +23,7 @@ from .life import AsyncLife, IdleAction
 from .network import AsyncNetwork
 from .ports import AsyncPorts
 from .processes import AsyncProcesses
+from .services import AsyncServices
 from .snapshot import AsyncSnapshot
 from .terminal import AsyncTerminal
 from .transport import AsyncTransport
@@ -46,6 +47,7 @@ class AsyncSandbox(AsyncLife, AsyncNetwork, AsyncPorts, AsyncCode):
         super().__init__(transport, info)
         self.files = AsyncFiles(transport, info.id)
         self.processes = AsyncProcesses(transport, info.id)
+        self.services = AsyncServices(transport, info.id)
         self.git = AsyncGit(transport, info.id)
 
     def terminal(
@@ -302,9 +304,9 @@ class AsyncSandbox(AsyncLife, AsyncNetwork, AsyncPorts, AsyncCode):
         data = await self._transport.json(Call("GET", f"{self._path}/load", kind="safe"))
         return _wire.load(_wire.record(data))
 
-    async def logs(self, tail: int | None = None) -> str:
-        """The console; with `tail` its last lines."""
-        query = _call.params(tail=tail)
+    async def logs(self, tail: int | None = None, *, source: str | None = None) -> str:
+        """The console; with `tail` its last lines. `source`: `agent`, `process:<id>` or `service:<name>` instead."""
+        query = _call.params(tail=tail, source=source)
         call = Call("GET", f"{self._path}/logs", params=query, kind="safe", accept="text/plain")
         return (await self._transport.content(call)).decode("utf-8", "replace")
 

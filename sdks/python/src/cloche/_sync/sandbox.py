@@ -26,6 +26,7 @@ from .life import Life, IdleAction
 from .network import AsyncNetwork
 from .ports import Ports
 from .processes import Processes
+from .services import Services
 from .snapshot import Snapshot
 from .terminal import Terminal
 from .transport import Transport
@@ -49,6 +50,7 @@ class Sandbox(Life, AsyncNetwork, Ports, Code):
         super().__init__(transport, info)
         self.files = Files(transport, info.id)
         self.processes = Processes(transport, info.id)
+        self.services = Services(transport, info.id)
         self.git = Git(transport, info.id)
 
     def terminal(
@@ -305,9 +307,9 @@ class Sandbox(Life, AsyncNetwork, Ports, Code):
         data = self._transport.json(Call("GET", f"{self._path}/load", kind="safe"))
         return _wire.load(_wire.record(data))
 
-    def logs(self, tail: int | None = None) -> str:
-        """The console; with `tail` its last lines."""
-        query = _call.params(tail=tail)
+    def logs(self, tail: int | None = None, *, source: str | None = None) -> str:
+        """The console; with `tail` its last lines. `source`: `agent`, `process:<id>` or `service:<name>` instead."""
+        query = _call.params(tail=tail, source=source)
         call = Call("GET", f"{self._path}/logs", params=query, kind="safe", accept="text/plain")
         return (self._transport.content(call)).decode("utf-8", "replace")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -10,20 +9,16 @@ from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import Response
 
 from cloche_server.api import present
-from cloche_server.api.context import FlagQuery, OnlySandbox, SandboxId, ServicesDep, Workspace, flag
-from cloche_server.api.docs import answers, header, json_body, sse
-from cloche_server.api.errors import error_body
+from cloche_server.api.context import OnlySandbox, SandboxId, ServicesDep, Workspace
+from cloche_server.api.docs import answers, header, json_body
 from cloche_server.api.keepalive import KEEPALIVE_AGENTS
 from cloche_server.api.respond import json_response, parse_model, read_body, read_model, while_connected
 from cloche_server.api.routes.network import grants_of, group_of, policy_of
 from cloche_server.api.routes.usage import budget_of
-from cloche_server.api.sse import SseEvent, SseResponse
 from cloche_server.api.wire import (
     CreateBody,
-    ErrorAnswer,
     LifecycleAnswer,
     LifecycleBody,
-    LineEvent,
     LoadAnswer,
     SandboxAnswer,
     SandboxPatch,
@@ -40,8 +35,6 @@ from cloche_server.settings import Settings
 
 router = APIRouter(tags=["sandboxes"])
 
-_LOGS = sse("The console log: plain text, or events with `follow`", {"line": LineEvent, "error": ErrorAnswer})
-_LOGS["content"]["text/plain"] = {"schema": {"type": "string"}}
 #: `?metadata.<key>=<value>`, any number of times: an object whose names are those of the parameters.
 _METADATA_QUERY = {
     "name": "metadata",
@@ -345,41 +338,3 @@ async def load(sandbox_id: SandboxId, services: ServicesDep, workspace: Workspac
     _, guest = await services.access.serving(workspace, sandbox_id)
     now = await guest.usage()
     return json_response({name: getattr(now, name) for name in LoadAnswer.model_fields})
-
-
-@router.get(
-    "/sandboxes/{sandbox_id}/logs",
-    responses={200: _LOGS, **answers(400, 404)},
-    response_class=Response,
-    summary="Console log",
-)
-async def logs(
-    sandbox_id: SandboxId,
-    request: Request,
-    services: ServicesDep,
-    workspace: Workspace,
-    follow: Annotated[FlagQuery, Query(description="Go on as server-sent events.")] = None,
-    tail: Annotated[int | None, Query(ge=0, le=100000, description="Only the last lines.")] = None,
-    stream: Annotated[str | None, Query(description="Ignored: a console has one stream.", deprecated=True)] = None,
-) -> Response:
-    """What the guest has written to its serial console; the output of commands does not go there."""
-    if not flag(follow, False):
-        text = await services.consoles.read(workspace, sandbox_id, tail)
-        return Response(text.encode("utf-8"), media_type="text/plain; charset=utf-8")
-    lines = await services.consoles.follow(workspace, sandbox_id, tail)
-
-    async def events() -> AsyncIterator[SseEvent]:
-        async for line in lines:
-            yield SseEvent("line", {"line": line})
-
-    async def nothing() -> None:
-        return None
-
-    return SseResponse(
-        request,
-        events(),
-        nothing,
-        lambda error: SseEvent("error", error_body(error, request.scope["cloche.request_id"])),
-        services.stopping,
-        {},
-    )

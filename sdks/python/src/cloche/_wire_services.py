@@ -1,0 +1,55 @@
+"""Between the JSON of the API and the records of `services`: pure functions, no I/O."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._wire import Json, given, record, records, required, timestamp
+from .services import HealthCheck, LogPage, ServiceInfo
+
+
+def service(data: Json) -> ServiceInfo:
+    """A service."""
+    last = data.get("last_exit")
+    return ServiceInfo(
+        name=str(required(data, "name")),
+        state=str(required(data, "state")),
+        detail=data.get("detail"),
+        waiting_for=tuple(str(one) for one in data.get("waiting_for") or ()),
+        pid=data.get("pid"),
+        process_id=data.get("process_id"),
+        started_at=timestamp(data.get("started_at")),
+        restarts=int(data.get("restarts") or 0),
+        last_exit_code=last.get("exit_code") if isinstance(last, dict) else None,
+        definition=record(data.get("definition") or {}),
+        raw=data,
+    )
+
+
+def services(data: object) -> list[ServiceInfo]:
+    """The list of them."""
+    return [service(one) for one in records(required(record(data), "services"))]
+
+
+def health(check: HealthCheck) -> dict[str, Any]:
+    """The body of a health check."""
+    words = check.command if check.command is None or isinstance(check.command, str) else list(check.command)
+    body = given(tcp=check.tcp, command=words, retries=check.retries, on_unhealthy=check.on_unhealthy)
+    body |= given(interval_seconds=check.interval, timeout_seconds=check.timeout)
+    body |= given(start_period_seconds=check.start_period)
+    if check.http is not None:
+        body["http"] = given(port=check.http, path=check.path, status=check.status)
+    return body
+
+
+def page(data: object) -> LogPage:
+    """A part of a log."""
+    found = record(data)
+    return LogPage(
+        lines=tuple(str(required(one, "line")) for one in records(required(found, "lines"))),
+        next=str(required(found, "next")),
+        more=bool(found.get("more")),
+        gap_bytes=int(found.get("gap_bytes") or 0),
+        restarted=bool(found.get("restarted")),
+        final=bool(found.get("final")),
+    )
