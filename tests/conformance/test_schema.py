@@ -94,6 +94,7 @@ SEMANTIC = {
     "ports_token",
     "run_run",
     "run_batch",
+    "ssh_create_key",
     "processes_start",
     "processes_write",
     "processes_signal",
@@ -103,6 +104,7 @@ SEMANTIC = {
 }
 #: Nobody is there, so nothing is sent anywhere.
 RECEIVER = "https://receiver.invalid/hook"
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f of-nobody"
 #: Snapshots and webhooks that no generated request may delete.
 KEPT: set[str] = set()
 RUN: dict[str, list[Any]] = {
@@ -150,6 +152,7 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     values["run_id"] = ["z" * 20, "nope"]
     values["process_id"] = [exec_id, "nope"]
     values["token_prefix"] = ["pds_00000000", "nope"]
+    values["key_id"] = ["ssh_0000000000000000", "nope"]
     for path, operations in found["paths"].items():
         for operation in operations.values():
             operation["responses"].get("201", {}).pop("links", None)
@@ -185,6 +188,7 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
             fields[field] = {"enum": [None]}
     for body in ("WebhookBody", "WebhookPatch"):
         found["components"]["schemas"][body]["properties"]["url"] = {"enum": [RECEIVER]}
+    found["components"]["schemas"]["SshKeyBody"]["properties"]["public_key"] = {"enum": [PUBLIC_KEY, "ssh-dss AAAA"]}
     create = found["components"]["schemas"]["CreateBody"]["properties"]
     for name, allowed in {"cpus": [1], "cpu": [1], "vcpus": [1], "memory_mb": [256], "disk_mb": [4096, 5000]}.items():
         create[name] = {"enum": [*allowed, None]}
@@ -284,6 +288,8 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
         api.call("DELETE", f"/v1/secrets/{path['name']}")
     elif name == "ports_declare":
         api.call("DELETE", f"/v1/sandboxes/{path['sandbox_id']}/ports/{response.json()['port']}")
+    elif name == "ssh_create_key":
+        api.call("DELETE", f"/v1/ssh-keys/{response.json()['id']}")
     elif name == "webhooks_create":
         api.call("DELETE", f"/v1/webhooks/{response.json()['id']}")
     elif response.status_code == 201 and name in {"sandboxes_create", "lineage_fork", "lineage_fork_tree"}:

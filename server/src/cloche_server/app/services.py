@@ -34,6 +34,7 @@ from cloche_server.app.secrets import Secrets
 from cloche_server.app.selftest import SelfTests
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
+from cloche_server.app.sshkeys import SshAddress, SshKeys
 from cloche_server.app.stop import StopVerbs
 from cloche_server.app.templates import Templates
 from cloche_server.app.terminal import Terminals
@@ -74,6 +75,7 @@ class Services:
     consoles: Consoles
     templates: Templates
     tokens: Tokens
+    ssh_keys: SshKeys
     events: Events
     webhooks: Webhooks
     secrets: Secrets
@@ -84,6 +86,8 @@ class Services:
     ports: Ports
     runs: Runs
     run_jobs: RunJobs
+    #: Where SSH is served; None: it is not.
+    ssh: SshAddress | None = None
     #: None: no audit log is kept.
     audit: Audit | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)
