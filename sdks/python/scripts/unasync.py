@@ -53,6 +53,7 @@ RULES = {
     "AsyncProcesses": "Processes",
     "AsyncSandbox": "Sandbox",
     "AsyncSnapshot": "Snapshot",
+    "AsyncSshKeys": "SshKeys",
     "AsyncTerminal": "Terminal",
     "AsyncTransport": "Transport",
     "AsyncTrees": "Trees",

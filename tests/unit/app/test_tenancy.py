@@ -28,7 +28,7 @@ from cloche_server.core.scopes import Scope
 OPERATIONS = operations()
 IDS = [one.id for one in OPERATIONS]
 KINDS = ["sandboxes", "snapshots", "webhooks", "templates", "tokens", "secrets", "run", "ssh-keys"]
-NOT_FOUND = {f"{kind.removesuffix('s').replace('sandboxe', 'sandbox').replace('-', '_')}.not_found" for kind in KINDS}
+NOT_FOUND = {f"{kind.removesuffix('s').replace('sandboxe', 'sandbox').replace('-', '')}.not_found" for kind in KINDS}
 #: These make what they name, of the workspace that asks.
 MAKE = {"secrets_put"}
 pytestmark = pytest.mark.usefixtures("quick_disk")

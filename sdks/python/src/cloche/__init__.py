@@ -19,6 +19,7 @@ from ._async.git import AsyncGit
 from ._async.processes import AsyncProcess, AsyncProcesses
 from ._async.sandbox import AsyncSandbox
 from ._async.snapshot import AsyncSnapshot
+from ._async.ssh import AsyncSshKeys
 from ._async.terminal import AsyncTerminal
 from ._sync.client import Client
 from ._sync.code import CodeStream, Contexts
@@ -29,6 +30,7 @@ from ._sync.git import Git
 from ._sync.processes import Process, Processes
 from ._sync.sandbox import Sandbox
 from ._sync.snapshot import Snapshot
+from ._sync.ssh import SshKeys
 from ._sync.terminal import Terminal
 from ._version import __version__
 from .code import (
@@ -132,6 +134,7 @@ from .network import Decision, Explanation, NetworkPolicy, Secret
 from .ports import Port, PreviewToken
 from .processes import GuestProcess, ProcessInfo, ProcessTable
 from .runs import Run, RunFailure, RunLanguage, RunResult, RunStep
+from .ssh import SshKey, SshServer
 from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
 __all__ = [
@@ -149,6 +152,7 @@ __all__ = [
     "AsyncProcesses",
     "AsyncSandbox",
     "AsyncSnapshot",
+    "AsyncSshKeys",
     "AsyncTerminal",
     "AsyncWebhooks",
     "AuthError",
@@ -257,6 +261,9 @@ __all__ = [
     "SnapshotIncompatible",
     "SnapshotInfo",
     "SnapshotNotFound",
+    "SshKey",
+    "SshKeys",
+    "SshServer",
     "Stderr",
     "Stdout",
     "Template",

@@ -66,7 +66,7 @@ class SshKeys:
     # ---------------------------------------------------------------- verbs
 
     async def create(self, maker: TokenInfo, wanted: WantedKey) -> SshKey:
-        """Raises `request.invalid`, `ssh_key.too_many`, `sandbox.not_found`, and `auth.forbidden` when it would open
+        """Raises `request.invalid`, `sshkey.too_many`, `sandbox.not_found`, and `auth.forbidden` when it would open
         more, or live longer, than the token that makes it."""
         parsed = parse_key(wanted.text)
         if maker.sandbox_id is not None and wanted.sandbox_id != maker.sandbox_id:
@@ -79,7 +79,7 @@ class SshKeys:
         ends = expiry(now, wanted.seconds, maker.expires_at)
         if len([one for one in await self._store.of(maker.workspace) if not one.ended(now)]) >= MAX_KEYS:
             raise ClocheError(
-                "ssh_key.too_many",
+                "sshkey.too_many",
                 f"the workspace has {MAX_KEYS} keys already, which is the limit",
                 details={"limit": MAX_KEYS},
             )
@@ -102,12 +102,12 @@ class SshKeys:
         ]
 
     async def delete(self, owner: TokenInfo, key_id: str) -> None:
-        """Connections that were opened with it have been told to end when this returns. Raises `ssh_key.not_found`."""
+        """Connections that were opened with it have been told to end when this returns. Raises `sshkey.not_found`."""
         if all(one.id != key_id for one in await self.list(owner)) or not await self._store.delete(
             key_id, owner.workspace
         ):
-            raise ClocheError("ssh_key.not_found", "there is no SSH key with this id")
-        self._calls.end(key_id, ClocheError("ssh_key.not_found", "the SSH key has been deleted"))
+            raise ClocheError("sshkey.not_found", "there is no SSH key with this id")
+        self._calls.end(key_id, ClocheError("sshkey.not_found", "the SSH key has been deleted"))
         _log.info("ssh_key.deleted", workspace=owner.workspace, id=key_id, by=owner.prefix)
 
     async def prune(self) -> None:
