@@ -148,11 +148,10 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     found = closed(document)
     values = {"sandbox_id": [sandbox, "z" * 20], "exec_id": [exec_id, "nope"], "name": ["base", "nope"]}
     values["snapshot_id"] = [snapshot, "z" * 20]
-    values["webhook_id"] = [webhook, "z" * 20]
+    values |= {"webhook_id": [webhook, "z" * 20], "key_id": ["ssh_0000000000000000", "nope"]}
     values["run_id"] = ["z" * 20, "nope"]
     values["process_id"] = [exec_id, "nope"]
     values["token_prefix"] = ["pds_00000000", "nope"]
-    values["key_id"] = ["ssh_0000000000000000", "nope"]
     for path, operations in found["paths"].items():
         for operation in operations.values():
             operation["responses"].get("201", {}).pop("links", None)
@@ -186,9 +185,7 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
             fields[field] = {"enum": ["/tmp/fuzzed", "/etc/apt", "/nope/x"]}
         for field in fields.keys() & {"path_b64", "from_b64", "to_b64"}:
             fields[field] = {"enum": [None]}
-    for body in ("WebhookBody", "WebhookPatch"):
-        found["components"]["schemas"][body]["properties"]["url"] = {"enum": [RECEIVER]}
-    found["components"]["schemas"]["SshKeyBody"]["properties"]["public_key"] = {"enum": [PUBLIC_KEY, "ssh-dss AAAA"]}
+    _only(found["components"]["schemas"])
     create = found["components"]["schemas"]["CreateBody"]["properties"]
     for name, allowed in {"cpus": [1], "cpu": [1], "vcpus": [1], "memory_mb": [256], "disk_mb": [4096, 5000]}.items():
         create[name] = {"enum": [*allowed, None]}
@@ -208,6 +205,16 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
         found["components"]["schemas"][body]["properties"]["count"] = {"enum": [1, 2]}
         found["components"]["schemas"][body]["properties"]["max_lifetime_seconds"] = {"enum": [0, 600, None]}
     return found
+
+
+def _only(schemas: dict[str, Any]) -> None:
+    """Fields with one value."""
+    for body, field, value in (
+        ("WebhookBody", "url", RECEIVER),
+        ("WebhookPatch", "url", RECEIVER),
+        ("SshKeyBody", "public_key", PUBLIC_KEY),
+    ):
+        schemas[body]["properties"][field] = {"enum": [value]}
 
 
 @pytest.fixture(scope="module")
