@@ -149,9 +149,7 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     values = {"sandbox_id": [sandbox, "z" * 20], "exec_id": [exec_id, "nope"], "name": ["base", "nope"]}
     values["snapshot_id"] = [snapshot, "z" * 20]
     values |= {"webhook_id": [webhook, "z" * 20], "key_id": ["ssh_0000000000000000", "nope"]}
-    values["run_id"] = ["z" * 20, "nope"]
-    values["process_id"] = [exec_id, "nope"]
-    values["token_prefix"] = ["pds_00000000", "nope"]
+    values |= {"run_id": ["z" * 20, "nope"], "process_id": [exec_id, "nope"], "token_prefix": ["pds_00000000", "nope"]}
     for path, operations in found["paths"].items():
         for operation in operations.values():
             operation["responses"].get("201", {}).pop("links", None)

@@ -27,7 +27,7 @@ def command(api_url: str, server: SshServer, sandbox: str, rest: Sequence[str]) 
     return ["ssh", "-p", str(server.port), *flags, f"{sandbox}@{host}", *rest]
 
 
-def run(words: Sequence[str], *, show: bool) -> int:
+def run(words: list[str], *, show: bool) -> int:
     """Becomes that command, or prints it."""
     if show:
         print(shlex.join(words))
