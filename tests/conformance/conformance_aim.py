@@ -78,6 +78,7 @@ SEMANTIC = {
     "ports_token",
     "run_run",
     "run_batch",
+    "ssh_create_key",
     "processes_start",
     "processes_write",
     "processes_signal",
@@ -95,6 +96,7 @@ SEMANTIC = {
 }
 #: Nobody is there, so nothing is sent anywhere.
 RECEIVER = "https://receiver.invalid/hook"
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f of-nobody"
 RUN: dict[str, list[Any]] = {
     "cpus": [1], "memory_mb": [256], "template": ["base"], "callback_url": [RECEIVER], "timeout_seconds": [0.5, 2],
     "source": ["print(1)"],
@@ -177,6 +179,7 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
     values["snapshot_id"] = [snapshot, "z" * 20]
     values |= {"webhook_id": [webhook, "z" * 20], "run_id": ["z" * 20, "nope"], "process_id": [exec_id, "nope"]}
     values |= {"token_prefix": ["pds_00000000", "nope"], "service_name": ["fuzzed", "nope"]}
+    values["key_id"] = ["ssh_0000000000000000", "nope"]
     _aim_parameters(found, values)
     found["components"]["schemas"]["RestoreBody"]["properties"]["snapshot_id"] = {"enum": [snapshot, "nope", None]}
     # Not the whole disk, and no attributes of what others need.
@@ -186,10 +189,19 @@ def aimed(document: dict[str, Any], sandbox: str, exec_id: str, snapshot: str, w
             fields[field] = {"enum": ["/tmp/fuzzed", "/etc/apt", "/nope/x"]}
         for field in fields.keys() & {"path_b64", "from_b64", "to_b64"}:
             fields[field] = {"enum": [None]}
-    for body in ("WebhookBody", "WebhookPatch"):
-        found["components"]["schemas"][body]["properties"]["url"] = {"enum": [RECEIVER]}
+    _only(found["components"]["schemas"])
     _small(found, snapshot)
     return found
+
+
+def _only(schemas: dict[str, Any]) -> None:
+    """Fields with one value."""
+    for body, field, value in (
+        ("WebhookBody", "url", RECEIVER),
+        ("WebhookPatch", "url", RECEIVER),
+        ("SshKeyBody", "public_key", PUBLIC_KEY),
+    ):
+        schemas[body]["properties"][field] = {"enum": [value]}
 
 
 def _small(found: dict[str, Any], snapshot: str) -> None:

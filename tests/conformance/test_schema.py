@@ -29,6 +29,16 @@ EXAMPLES = 5
 KEPT: set[str] = set()
 
 
+def _only(schemas: dict[str, Any]) -> None:
+    """Fields with one value."""
+    for body, field, value in (
+        ("WebhookBody", "url", RECEIVER),
+        ("WebhookPatch", "url", RECEIVER),
+        ("SshKeyBody", "public_key", PUBLIC_KEY),
+    ):
+        schemas[body]["properties"][field] = {"enum": [value]}
+
+
 @pytest.fixture(scope="module")
 def document(api: Api) -> dict[str, Any]:
     return dict(api.call("GET", "/openapi.json"))
@@ -115,6 +125,8 @@ def _undo(name: str, path: Mapping[str, Any], response: Any, api: Api) -> None:
         api.call("DELETE", f"/v1/secrets/{path['name']}")
     elif name == "ports_declare":
         api.call("DELETE", f"/v1/sandboxes/{path['sandbox_id']}/ports/{response.json()['port']}")
+    elif name == "ssh_create_key":
+        api.call("DELETE", f"/v1/ssh-keys/{response.json()['id']}")
     elif name == "webhooks_create":
         api.call("DELETE", f"/v1/webhooks/{response.json()['id']}")
     elif response.status_code == 201 and name in {"sandboxes_create", "lineage_fork", "lineage_fork_tree"}:

@@ -1,15 +1,19 @@
 // The program cloche-agent is process 1 of every sandbox. As /init of the
 // initramfs it brings the machine up and then serves the agent protocol on
 // its virtio port. With --listen it is an ordinary process that speaks the
-// same protocol on a Unix socket, for tests.
+// same protocol on a Unix socket, for tests. As `cloche-agent sftp` and
+// `cloche-agent scp` it is a tool that commands of SSH sessions run.
 package main
 
 import (
 	"flag"
 	"fmt"
 	"os"
+	"slices"
 
 	"cloche.dev/agent/internal/machine"
+	"cloche.dev/agent/internal/scp"
+	"cloche.dev/agent/internal/sftp"
 )
 
 func main() {
@@ -17,6 +21,9 @@ func main() {
 	root := flag.String("root-cgroup", "auto", "developer mode: cgroup2 `DIR` for commands, none, or auto")
 	state := flag.String("state", "", "developer mode: keep services in `DIR`, and start what is there")
 	version := flag.Bool("version", false, "print the version")
+	if len(os.Args) > 1 && os.Getpid() != 1 {
+		tool(os.Args[1], os.Args[2:])
+	}
 	flag.Parse()
 	switch {
 	case *version:
@@ -31,5 +38,20 @@ func main() {
 	default:
 		fmt.Fprintln(os.Stderr, "cloche-agent: not process 1; use --listen unix:PATH")
 		os.Exit(2)
+	}
+}
+
+// tool runs one of the programs that work on the standard streams, if it is
+// one, and ends with it.
+func tool(name string, args []string) {
+	switch name {
+	case "sftp":
+		if err := sftp.Serve(os.Stdin, os.Stdout, slices.Contains(args, "plain-links")); err != nil {
+			fmt.Fprintln(os.Stderr, "sftp:", err)
+			os.Exit(1)
+		}
+		os.Exit(0)
+	case "scp":
+		os.Exit(scp.Run(args, os.Stdin, os.Stdout))
 	}
 }

@@ -385,7 +385,7 @@ func TestBadDetachedRequests(t *testing.T) {
 	a := start(t)
 	size := fields{"cols": 80, "rows": 24}
 	for field, req := range map[string]fields{
-		"pty":          {"shell": "true", "pty": size},
+		"on_lost":      {"shell": "true", "detach": true, "on_lost": "hangup"},
 		"cols":         {"shell": "true", "detach": true, "pty": fields{"cols": 0, "rows": 1}},
 		"rows":         {"shell": "true", "detach": true, "pty": fields{"cols": 1, "rows": 1001}},
 		"stdin":        {"shell": "true", "detach": true, "pty": size, "stdin": "pipe"},

@@ -22,7 +22,7 @@ type Exec struct {
 	pid     atomic.Int64
 	began   time.Time
 	rec     *record // of a detached command
-	in      *input  // of a detached command that has one; set before it runs
+	in      *input  // of a command that has one; set before it runs
 	signals sync.Mutex
 	group   *cgroup.Group // while it is this command's; signals guards it
 	readers audience
@@ -34,6 +34,7 @@ type Exec struct {
 
 	attached context.Context // the request, of a command that is not detached
 	kept     bool            // although the session is lost; the manager's lock guards it
+	hangsUp  bool            // instead of being killed
 
 	killOnce sync.Once
 	kill     chan struct{} // closed when the command must die
@@ -42,7 +43,7 @@ type Exec struct {
 
 func newExec(m *Manager, r *Request) *Exec {
 	e := &Exec{id: r.ID, detach: r.Detach, request: r, m: m, kill: make(chan struct{}), began: time.Now()}
-	e.done, e.tag = make(chan struct{}), r.Tag
+	e.done, e.tag, e.hangsUp = make(chan struct{}), r.Tag, r.OnLost == "hangup"
 	e.readers = audience{limit: time.Duration(r.LingerMS) * time.Millisecond, end: e.hangUp}
 	if r.Detach {
 		e.rec = m.newRecord(r.RecordBytes)

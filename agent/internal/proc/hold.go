@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"os"
+	"syscall"
 	"time"
 
 	"cloche.dev/agent/internal/sys"
@@ -85,7 +86,7 @@ func (m *Manager) judge(keep bool) {
 		switch {
 		case e.kept || !e.lost():
 		case keep:
-			e.kept = true
+			e.keep()
 		default:
 			e.stop(wire.ReasonCancelled)
 		}
@@ -96,6 +97,27 @@ func (m *Manager) judge(keep bool) {
 // request that the host has taken back is something else.
 func (e *Exec) lost() bool {
 	return e.attached != nil && errors.Is(context.Cause(e.attached), wire.ErrSessionLost)
+}
+
+// keep lets a command go on without a reader; one that is to be told so is. The
+// manager's lock is held.
+func (e *Exec) keep() {
+	e.kept = true
+	if e.hangsUp {
+		go e.letGo(e.in)
+	}
+}
+
+// letGo tells a command that nobody is at the other end of its line any more,
+// as the kernel does when a terminal goes: whoever wants to outlive it ignores
+// the signal.
+func (e *Exec) letGo(in *input) {
+	if in != nil {
+		in.close()
+	}
+	if e.signal(syscall.SIGHUP, true) == nil {
+		_ = e.signal(syscall.SIGCONT, true)
+	}
 }
 
 // requestOver cancels a command whose request is over, unless the command is
@@ -109,6 +131,9 @@ func (m *Manager) requestOver(e *Exec) <-chan struct{} {
 		return nil
 	case m.held != nil && e.lost():
 		return m.held
+	case e.hangsUp:
+		e.keep()
+		return nil
 	}
 	e.stop(wire.ReasonCancelled)
 	return nil

@@ -15,7 +15,7 @@ import (
 // MaxInput bounds what one call writes: it is held in memory meanwhile.
 const MaxInput = 256 << 10
 
-// input is where a detached command reads from: a pipe or a terminal.
+// input is where a command reads from while it runs: a pipe or a terminal.
 type input struct {
 	file *os.File
 	tty  bool

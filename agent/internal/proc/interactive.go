@@ -39,15 +39,13 @@ func (s Size) Check() error {
 // login says whether the user's shell itself is wanted, in a terminal.
 func (r *Request) login() bool { return r.PTY != nil && r.Argv == nil && r.Shell == nil }
 
-// checkDetached is about what only a detached command may have.
-func (r *Request) checkDetached() error {
+// checkInteractive is about the input, and what only a detached or only an
+// attached command may have.
+func (r *Request) checkInteractive() error {
 	switch r.StdinMode {
 	case "", "none", "pipe":
 	default:
 		return wire.BadRequest("stdin", "want none or pipe")
-	}
-	if !r.Detach {
-		return r.checkAttached()
 	}
 	if r.PTY != nil {
 		if err := r.PTY.Check(); err != nil {
@@ -59,6 +57,12 @@ func (r *Request) checkDetached() error {
 	}
 	if r.StdinMode == "pipe" && r.Stdin != nil {
 		return wire.BadRequest("stdin", "want one of stdin and stdin_b64")
+	}
+	if !r.Detach {
+		return r.checkAttached()
+	}
+	if r.OnLost != "" {
+		return wire.BadRequest("on_lost", "only an attached command may have it")
 	}
 	if r.RecordBytes != 0 && (r.RecordBytes < minRecord || r.RecordBytes > maxRecord) {
 		return wire.BadRequest("record_bytes", "want 4096 to 16777216")
@@ -77,14 +81,17 @@ func (r *Request) checkAttached() error {
 		name string
 		set  bool
 	}{
-		{"stdin", r.StdinMode == "pipe"}, {"pty", r.PTY != nil}, {"record_bytes", r.RecordBytes != 0},
-		{"linger_ms", r.LingerMS != 0}, {"tag", r.Tag != ""},
+		{"record_bytes", r.RecordBytes != 0}, {"linger_ms", r.LingerMS != 0}, {"tag", r.Tag != ""},
 	} {
 		if f.set {
 			return wire.BadRequest(f.name, "only a detached command may have it")
 		}
 	}
-	return nil
+	switch r.OnLost {
+	case "", "kill", "hangup":
+		return nil
+	}
+	return wire.BadRequest("on_lost", "want kill or hangup")
 }
 
 // resources are the limits that a command may be given, by their names.

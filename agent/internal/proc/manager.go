@@ -20,6 +20,7 @@ type Manager struct {
 	Cgroups     *cgroup.Manager // nil: none to be had
 
 	nullIn, nullOut int
+	self            int // this program, for commands with its tools
 
 	mu       sync.Mutex
 	running  map[string]*Exec
@@ -37,7 +38,10 @@ func NewManager(m *Manager) (*Manager, error) {
 	var err error
 	m.running = map[string]*Exec{}
 	m.recent = map[string]bool{}
-	m.nullIn, m.nullOut, err = devNull()
+	if m.nullIn, m.nullOut, err = devNull(); err != nil {
+		return m, err
+	}
+	m.self, err = syscall.Open("/proc/self/exe", syscall.O_RDONLY|syscall.O_CLOEXEC, 0)
 	return m, err
 }
 

@@ -23,6 +23,7 @@ type plan struct {
 	// failure replaces the start of a program that does not exist.
 	failure string
 	rlimits []rlimit
+	tools   bool
 }
 
 // maxTotal is the kernel's limit for all strings and the pointers to them
@@ -34,7 +35,7 @@ func (m *Manager) plan(r *Request) (*plan, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &plan{id: id, argv: r.Argv}
+	p := &plan{id: id, argv: r.Argv, tools: r.Tools}
 	if p.cwd, err = workDir(r.Cwd, id); err != nil {
 		return nil, err
 	}

@@ -25,13 +25,18 @@ type Request struct {
 	MaxOutput   int64             `json:"max_output"`
 	KillOnLimit bool              `json:"kill_on_limit"`
 
+	StdinMode string           `json:"stdin"` // "", "none" or "pipe"
+	PTY       *Size            `json:"pty"`
+	Rlimits   map[string]int64 `json:"rlimits"`
+	Tools     bool             `json:"tools"` // descriptor 3 is this very program
+
+	// Of attached commands.
+	OnLost string `json:"on_lost"` // "", "kill" or "hangup"
+
 	// Of detached commands.
-	StdinMode   string           `json:"stdin"` // "", "none" or "pipe"
-	PTY         *Size            `json:"pty"`
-	RecordBytes int              `json:"record_bytes"`
-	LingerMS    int64            `json:"linger_ms"`
-	Tag         string           `json:"tag"`
-	Rlimits     map[string]int64 `json:"rlimits"` // of all commands
+	RecordBytes int    `json:"record_bytes"`
+	LingerMS    int64  `json:"linger_ms"`
+	Tag         string `json:"tag"`
 
 	// Of commands that the agent starts by itself.
 	Log   *Log `json:"-"` // the output goes there as well
@@ -118,7 +123,7 @@ func (r *Request) check() error {
 	if err := r.checkRlimits(); err != nil {
 		return err
 	}
-	return r.checkDetached()
+	return r.checkInteractive()
 }
 
 func (r *Request) checkEnv() error {

@@ -138,6 +138,9 @@ func (m *Manager) fork(p *plan, std *pipes, cg *cgroup.Group) (int, <-chan Ended
 	if !p.id.Root() || len(p.id.Groups) > 1 {
 		attr.Sys.Credential = &syscall.Credential{Uid: p.id.UID, Gid: p.id.GID, Groups: p.id.Groups}
 	}
+	if p.tools {
+		attr.Files = append(attr.Files, uintptr(m.self))
+	}
 	if cg != nil {
 		attr.Sys.UseCgroupFD, attr.Sys.CgroupFD = true, cg.FD()
 	}

@@ -55,6 +55,7 @@ RULES = {
     "AsyncProcesses": "Processes",
     "AsyncSandbox": "Sandbox",
     "AsyncSnapshot": "Snapshot",
+    "AsyncSshKeys": "SshKeys",
     "AsyncTerminal": "Terminal",
     "AsyncTransport": "Transport",
     "AsyncTrees": "Trees",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 
 import pytest
-from cloche_fake import FakeCloche
+from cloche_fake import FakeCloche, faults
 
 from cloche import cli
 
@@ -42,3 +43,18 @@ def test_failures_of_the_platform(monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 async def test_a_sandbox_that_is_not_there(fake: FakeCloche) -> None:
     assert await asyncio.to_thread(run, "tunnel", "abcdefgh12", "80") == cli.NOT_FOUND
+
+
+async def test_ssh_is_called_with_what_the_server_says(
+    fake: FakeCloche, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fake.on("GET", "/ssh", faults.says(200, {"enabled": False}))
+    assert await asyncio.to_thread(run, "ssh", "box") == cli.FAILED
+    assert "offers no SSH" in capfd.readouterr().err
+    told = {"enabled": True, "port": 2222, "host_key": "ssh-ed25519 AAAA", "fingerprint": "SHA256:x"}
+    fake.on("GET", "/ssh", faults.says(200, told))
+    assert await asyncio.to_thread(run, "ssh", "--print", "box", "uname", "-a") == 0
+    shown = shlex.split(capfd.readouterr().out)
+    assert shown[:3] == ["ssh", "-p", "2222"]
+    assert shown[-3:] == ["box@127.0.0.1", "uname", "-a"]
+    assert "KnownHostsCommand=/bin/echo [127.0.0.1]:2222 ssh-ed25519 AAAA" in shown

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 
 import uvicorn
@@ -31,12 +31,14 @@ from cloche_server.wiring import (
     HostNetwork,
     build_engine,
     build_gateway,
+    build_ssh,
     listen,
     open_database,
     prepare_data,
     preview_base,
     preview_key,
     preview_listener,
+    ssh_listener,
 )
 
 _log = log.get("main")
@@ -55,6 +57,7 @@ class _Sockets:
 
     api: socket.socket
     previews: socket.socket | None
+    ssh: socket.socket | None
 
 
 class Main:
@@ -79,17 +82,18 @@ class Main:
         await asyncio.to_thread(prepare_data, settings.data)
         with Instance(settings.data) as instance:
             listener = listen(settings.host, settings.port, "--port")
-            previews = None
+            previews = ssh = None
             try:
                 previews = preview_listener(settings)
+                ssh = ssh_listener(settings)
                 self.address = listener.getsockname()[:2]
                 instance.announce(*self.address)
                 async with open_database(settings.data) as database:
-                    await self._serve(database, instance, _Sockets(listener, previews))
+                    await self._serve(database, instance, _Sockets(listener, previews, ssh))
             finally:
-                listener.close()
-                if previews is not None:
-                    previews.close()
+                for one in (listener, previews, ssh):
+                    if one is not None:
+                        one.close()
 
     async def _serve(self, database: Database, instance: Instance, sockets: _Sockets) -> None:
         engine, reason = await build_engine(self.settings)
@@ -126,6 +130,7 @@ class Main:
                 background.append(group.create_task(audit.run(), name="audit"))
             gateway = build_gateway(self.settings, parts.services, parts.dialer, base)
             previewing = group.create_task(self._preview(gateway, sockets.previews), name="previews")
+            close_ssh = await self._open_ssh(group, parts, sockets.ssh)
             parts.services.ready.set()
             server = _http_server(self.settings, parts.services, gateway)
             serving = group.create_task(server.serve(sockets=[sockets.api]), name="http")
@@ -141,8 +146,7 @@ class Main:
             _log.info("server.stopping")
             server.should_exit = True
             gateway.stop()
-            await serving
-            await previewing
+            await asyncio.gather(serving, previewing, close_ssh())
             for task in background:
                 task.cancel()
             await asyncio.wait(background)
@@ -150,6 +154,26 @@ class Main:
             await parts.close()
             await network.close()
         _log.info("server.stopped")
+
+    async def _open_ssh(
+        self, group: asyncio.TaskGroup, parts: Parts, listener: socket.socket | None
+    ) -> Callable[[], Awaitable[None]]:
+        """Serves SSH, where that is switched on, until what this returns is called."""
+
+        async def nothing() -> None:
+            return
+
+        if listener is None:
+            return nothing
+        ssh = await asyncio.to_thread(build_ssh, self.settings, parts.services, parts.dialer)
+        parts.services.ssh = ssh.address(listener.getsockname()[1])
+        serving = group.create_task(ssh.run(listener, self.settings.shutdown_grace), name="ssh")
+
+        async def close() -> None:
+            ssh.stop()
+            await serving
+
+        return close
 
     async def _preview(self, gateway: Gateway, listener: socket.socket | None) -> None:
         """Serves previews until the gateway is stopped."""

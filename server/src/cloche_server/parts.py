@@ -53,6 +53,7 @@ from cloche_server.app.services import Services
 from cloche_server.app.shortcuts import Shortcuts
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
+from cloche_server.app.sshkeys import SshKeys
 from cloche_server.app.stop import StopVerbs
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.app.template_keeper import TemplateKeeper
@@ -82,6 +83,7 @@ from cloche_server.store.ports import PortStore
 from cloche_server.store.runs import RunStore
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.secrets import SecretStore
+from cloche_server.store.sshkeys import SshKeyStore
 from cloche_server.store.tokens import IdempotencyStore, TokenStore
 from cloche_server.store.webhooks import WebhookStore
 
@@ -111,7 +113,7 @@ class Parts:
         self._verbs(database)
         self.services = self._services(database)
         self.services.forks.on_children = self.ports.inherit
-        self.upkeep.chores += [self.ports.prune, self.services.run_jobs.prune]
+        self.upkeep.chores += [self.ports.prune, self.services.run_jobs.prune, self.services.ssh_keys.prune]
 
     def _machinery(self, database: Database, network: Network) -> None:
         settings, clock, engine = self._settings, self._clock, self._engine
@@ -179,6 +181,7 @@ class Parts:
         execs, files = Execs(access), Files(access)
         runs = Runs(settings, catalog, creator, execs, files, self.lifecycle, cpu_count())
         processes, units = Processes(access), SandboxServices(access)
+        tokens = Tokens(TokenStore(database), clock)
         return Services(
             settings=settings,
             clock=clock,
@@ -215,7 +218,8 @@ class Parts:
             units=units,
             logs=Logs(access, settings.data / "sandboxes", processes, units),
             templates=Templates(catalog, self.keeper),
-            tokens=Tokens(TokenStore(database), clock),
+            tokens=tokens,
+            ssh_keys=SshKeys(SshKeyStore(database), access, tokens, clock),
             events=Events(access, supervisor),
             webhooks=_webhooks(settings, WebhookStore(database), supervisor.journal, self._group),
             meters=self.meters,

@@ -253,6 +253,19 @@ class Settings:
     preview_idle_timeout: float = _setting(
         3600.0, "A connection on which nothing moves for so long is cut.", low=1, high=604800
     )
+    ssh_port: int = _setting(
+        -1, "TCP port on which SSH is served; 0 takes a free one, -1 serves none.", low=-1, high=65535
+    )
+    ssh_host: str = _setting("", "Address SSH is served on; empty: that of the API.")
+    ssh_connections: int = _setting(32, "Most SSH connections to one sandbox at once.", low=1, high=1000)
+    ssh_workspace_connections: int = _setting(256, "The same for a whole workspace.", low=1, high=10_000)
+    ssh_failures_per_minute: int = _setting(
+        30, "Wrong passwords by SSH before an address is kept out for a while; 0 = no limit.", low=0, high=10**6
+    )
+    ssh_login_timeout: float = _setting(30.0, "How long an SSH client may take to say who it is.", low=1, high=600)
+    ssh_idle_timeout: float = _setting(
+        3600.0, "An SSH connection on which nothing moves for so long is ended; 0 = never.", low=0, high=604800
+    )
     shutdown_grace: float = _setting(5.0, "How long running requests may finish at shutdown.", low=0, high=600)
 
     @property

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cloche_server.app.attached import Attachments
 from cloche_server.app.callers import ApiCallers
 from cloche_server.app.dialing import SandboxDialer
 from cloche_server.app.services import Services
@@ -37,6 +38,9 @@ from cloche_server.network.link import Netd
 from cloche_server.network.networks import Carrier, Networks, NoNetwork
 from cloche_server.network.slots import Slots
 from cloche_server.settings import Settings
+from cloche_server.ssh.house import House
+from cloche_server.ssh.house import Limits as SshLimits
+from cloche_server.ssh.server import SshServer, host_key
 from cloche_server.storage.kernel import find_kernel
 from cloche_server.store.db import Database
 
@@ -189,6 +193,28 @@ def preview_listener(settings: Settings) -> socket.socket | None:
     if settings.preview_port < 0:
         return None
     return listen(settings.preview_host or settings.host, settings.preview_port, "--preview-port")
+
+
+def ssh_listener(settings: Settings) -> socket.socket | None:
+    """None: SSH is switched off. Raises `host.unsupported`."""
+    if settings.ssh_port < 0:
+        return None
+    return listen(settings.ssh_host or settings.host, settings.ssh_port, "--ssh-port")
+
+
+def build_ssh(settings: Settings, services: Services, dialer: SandboxDialer) -> SshServer:
+    """Blocks: the key of the host is made when there is none. Raises `host.unsupported`."""
+    limits = SshLimits(
+        settings.ssh_connections,
+        settings.ssh_workspace_connections,
+        settings.ssh_failures_per_minute,
+        settings.ssh_login_timeout,
+        settings.ssh_idle_timeout,
+    )
+    house = House(services.ssh_keys, Attachments(services.access), dialer, services.clock, limits)
+    if services.audit is not None:
+        house.audit = services.audit.record
+    return SshServer(house, host_key(settings.data))
 
 
 def preview_base(settings: Settings, listener: socket.socket | None) -> PreviewBase | None:

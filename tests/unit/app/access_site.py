@@ -41,6 +41,7 @@ from cloche_server.app.sandbox_services import SandboxServices
 from cloche_server.app.secrets import Secrets
 from cloche_server.app.selftest import SelfTests
 from cloche_server.app.services import Services
+from cloche_server.app.sshkeys import SshKeys
 from cloche_server.app.template_keeper import TemplateKeeper
 from cloche_server.app.templates import Templates
 from cloche_server.app.terminal import Terminals
@@ -54,6 +55,7 @@ from cloche_server.host.outbound import Sender
 from cloche_server.settings import Settings
 from cloche_server.store.ports import PortStore
 from cloche_server.store.secrets import SecretStore
+from cloche_server.store.sshkeys import SshKeyStore
 from cloche_server.store.tokens import TokenStore
 from cloche_server.store.webhooks import WebhookStore
 from kit.fake_engine import FakeGuest
@@ -73,6 +75,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "processes_signal": {"signal": "TERM", "target": "process"},
     "processes_resize": {"cols": 80, "rows": 24},
 }
+
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIAABAgMEBQYHCAkKCwwNDg8QERITFBUWFxgZGhscHR4f of-nobody"
 
 
 class TalkingGuest(FakeGuest):
@@ -236,6 +240,8 @@ def answer(response: httpx.Response, one: str) -> tuple[int, Any, Any]:
 
 def unknown_like(known: str) -> str:
     """An id that nobody has, of the same form."""
+    if known.startswith("ssh_"):
+        return "ssh_" + "f" * 16
     return "pds_" + "f" * 8 if known.startswith("pds_") else "z" * len(known)
 
 
@@ -250,6 +256,7 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
     ports = Ports(host.access, PortStore(host.database), host.clock, b"k" * 32, PortAccess.PUBLIC, None)
     runs, processes = runs_on(host, Guests(), chosen), Processes(host.access)
     units = SandboxServices(host.access)
+    tokens = Tokens(TokenStore(host.database), host.clock)
     return Services(
         settings=chosen, clock=host.clock, isolation=Isolation(), access=host.access, creator=host.creator,
         creates=NamedCreates(host.creates, host.access, host.lifecycle), lifecycle=host.lifecycle, sleep=host.sleep,
@@ -260,7 +267,8 @@ def services_of(host: Host, crew: Crew, site: Site, chosen: Settings, audit: Pat
         file_links=FileLinks(host.access, host.clock, b"k" * 32), git=Git(host.access, Execs(host.access)),
         codes=Codes(host.access),
         logs=Logs(host.access, host.root, processes, units), units=units, templates=Templates(site.templates, keeper),
-        tokens=Tokens(TokenStore(host.database), host.clock), meters=host.meters, budgets=host.spending,
+        tokens=tokens, ssh_keys=SshKeys(SshKeyStore(host.database), host.access, tokens, host.clock),
+        meters=host.meters, budgets=host.spending,
         events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, ports=ports,
         network=NetworkVerbs(host.access, host.supervisor, host.machines.network, trust, host.groups),
         selftests=SelfTests(host.access, host.machines, site.templates), runs=runs,
@@ -295,6 +303,7 @@ async def furnish(site: AccessSite, templates: Site, what: Belongings) -> None:
         # Nobody is there. It waits for what does not happen here: tries to send would change it meanwhile.
         place["webhooks"] = await made("webhooks", url="http://127.0.0.1:1/", types=["budget.exceeded"])
         place["tokens"] = await made("tokens", scope="read")
+        place["ssh-keys"] = await made("ssh-keys", public_key=PUBLIC_KEY)
         place["secrets"] = f"{'made' if place is what.ids else 'gone'}-by-{what.workspace}"
         assert (await client.put(f"/v1/secrets/{place['secrets']}", json={"value": "v"})).status_code in {200, 201}
         run = await client.post("/v1/run", json={"language": "python", "source": "", "wait": False})

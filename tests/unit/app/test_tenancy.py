@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from access_site import (
+    PUBLIC_KEY,
     AccessSite,
     Operation,
     TalkingGuest,
@@ -26,8 +27,8 @@ from cloche_server.core.scopes import Scope
 
 OPERATIONS = operations()
 IDS = [one.id for one in OPERATIONS]
-KINDS = ["sandboxes", "snapshots", "webhooks", "templates", "tokens", "secrets", "run"]
-NOT_FOUND = {f"{kind.removesuffix('s').replace('sandboxe', 'sandbox')}.not_found" for kind in KINDS}
+KINDS = ["sandboxes", "snapshots", "webhooks", "templates", "tokens", "secrets", "run", "ssh-keys"]
+NOT_FOUND = {f"{kind.removesuffix('s').replace('sandboxe', 'sandbox').replace('-', '')}.not_found" for kind in KINDS}
 #: These make what they name, of the workspace that asks.
 MAKE = {"secrets_put"}
 pytestmark = pytest.mark.usefixtures("quick_disk")
@@ -104,6 +105,7 @@ async def test_lists_filters_and_cursors(front: AccessSite) -> None:
     assert "made-by-w" not in str((await get("/v1/secrets")).json())
     tokens = {one["prefix"] for one in (await get("/v1/tokens")).json()["tokens"]}
     assert tokens == {front.other.info.prefix, mine["tokens"]}
+    assert [one["id"] for one in (await get("/v1/ssh-keys")).json()["keys"]] == [mine["ssh-keys"]]
     for query in ("sandboxes?after=", "snapshots?sandbox_id=", "events?sandbox_id=", "events?follow=1&sandbox_id=",
                   "usage?sandbox_id="):  # fmt: skip
         found = [answer(await get(f"/v1/{query}{one}"), one) for one in (theirs["sandboxes"], nobody)]
@@ -135,6 +137,7 @@ async def test_names_in_bodies(front: AccessSite) -> None:
         (f"sandboxes/{box}/restore", "snapshot_id", "snapshots"),
         ("webhooks", "sandbox_id", "sandboxes"),
         ("tokens", "sandbox_id", "sandboxes"),
+        ("ssh-keys", "sandbox_id", "sandboxes"),
     ):
         answers = []
         for one in (theirs[kind], unknown_like(theirs[kind])):
@@ -146,7 +149,11 @@ async def test_names_in_bodies(front: AccessSite) -> None:
     assert len(front.touched()) == touched
 
 
-BODY_OF: dict[str, dict[str, Any]] = {"webhooks": {"url": "http://127.0.0.1:1/"}, "tokens": {"scope": "read"}}
+BODY_OF: dict[str, dict[str, Any]] = {
+    "webhooks": {"url": "http://127.0.0.1:1/"},
+    "tokens": {"scope": "read"},
+    "ssh-keys": {"public_key": PUBLIC_KEY},
+}
 
 
 async def test_names_and_keys_are_those_of_a_workspace(front: AccessSite) -> None:

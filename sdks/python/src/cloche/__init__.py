@@ -20,6 +20,7 @@ from ._async.processes import AsyncProcess, AsyncProcesses
 from ._async.sandbox import AsyncSandbox
 from ._async.services import AsyncService, AsyncServices
 from ._async.snapshot import AsyncSnapshot
+from ._async.ssh import AsyncSshKeys
 from ._async.terminal import AsyncTerminal
 from ._sync.client import Client
 from ._sync.code import CodeStream, Contexts
@@ -31,6 +32,7 @@ from ._sync.processes import Process, Processes
 from ._sync.sandbox import Sandbox
 from ._sync.services import Service, Services
 from ._sync.snapshot import Snapshot
+from ._sync.ssh import SshKeys
 from ._sync.terminal import Terminal
 from ._version import __version__
 from .code import (
@@ -135,6 +137,7 @@ from .ports import Port, PreviewToken
 from .processes import GuestProcess, ProcessInfo, ProcessTable
 from .runs import Run, RunFailure, RunLanguage, RunResult, RunStep
 from .services import HealthCheck, LogPage, ServiceInfo
+from .ssh import SshKey, SshServer
 from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
 __all__ = [
@@ -154,6 +157,7 @@ __all__ = [
     "AsyncService",
     "AsyncServices",
     "AsyncSnapshot",
+    "AsyncSshKeys",
     "AsyncTerminal",
     "AsyncWebhooks",
     "AuthError",
@@ -267,6 +271,9 @@ __all__ = [
     "SnapshotIncompatible",
     "SnapshotInfo",
     "SnapshotNotFound",
+    "SshKey",
+    "SshKeys",
+    "SshServer",
     "Stderr",
     "Stdout",
     "Template",

@@ -9,9 +9,11 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
+from ._async.client import AsyncClient
 from ._async.sandbox import AsyncSandbox
 from ._config import Settings, resolve
 from ._shell import shell
+from ._ssh import command, run
 from ._tunnel import Refused, carry
 from .errors import ClocheError, SandboxNotFound, TransportError
 
@@ -34,6 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "shell":
             return asyncio.run(shell(options.sandbox, options.process, options.from_offset))
+        if options.command == "ssh":
+            return asyncio.run(_ssh_to(options.sandbox, options.arguments, show=options.show))
         return asyncio.run(_tunnel(options.sandbox, options.port, options.local))
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -79,7 +83,28 @@ def _parser() -> argparse.ArgumentParser:
     terminal.add_argument(
         "--from", dest="from_offset", metavar="OFFSET", type=_offset, help="with --process: show it again from there"
     )
+    _add_ssh(commands)
     return parser
+
+
+def _add_ssh(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    ssh = commands.add_parser(
+        "ssh",
+        help="a sandbox by the ssh of this machine",
+        description="Calls ssh with the port and the host key of the server. It asks for a key that the workspace "
+        "accepts, or for a token as the password. What follows the sandbox is a command.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    ssh.add_argument("--print", dest="show", action="store_true", help="print the command instead")
+    ssh.add_argument("sandbox", metavar="SANDBOX", help="id or name of the sandbox")
+    ssh.add_argument("arguments", metavar="COMMAND", nargs=argparse.REMAINDER)
+
+
+async def _ssh_to(sandbox: str, arguments: Sequence[str], *, show: bool) -> int:
+    async with AsyncClient() as client:
+        words = command(client.api_url, await client.ssh_keys.server(), sandbox, arguments)
+    return run(words, show=show)
 
 
 def _offset(text: str) -> int:

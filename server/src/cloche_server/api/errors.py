@@ -47,6 +47,8 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "snapshot.corrupt": 500,
     "snapshot.import_disabled": 403,
     "snapshot.incompatible": 409,
+    "sshkey.not_found": 404,
+    "sshkey.too_many": 409,
     "webhook.not_found": 404,
     "webhook.too_many": 409,
     "secret.not_found": 404,

@@ -28,6 +28,7 @@ from cloche_server.api import (
     wire_runs,
     wire_secrets,
     wire_services,
+    wire_ssh,
     wire_tokens,
     wire_usage,
 )
@@ -54,6 +55,7 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_lineage.StopBody,
     wire_archive.PromoteSnapshotBody,
     wire_tokens.TokenBody,
+    wire_ssh.SshKeyBody,
     wire_events.WebhookBody,
     wire_events.WebhookPatch,
     wire_secrets.SecretBody,
@@ -130,6 +132,7 @@ TAGS: Final = (
     ("repl", "The same for clients of PandaStack."),
     ("templates", "What sandboxes are made from."),
     ("tokens", "Who may do what, and who did."),
+    ("ssh", "SSH: where it is served, and the keys that open sandboxes."),
     ("service", "The server itself."),
     ("not in this release", "Existing clients call these; they answer 501."),
 )

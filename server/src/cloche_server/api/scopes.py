@@ -201,6 +201,11 @@ NEEDS: Final[dict[str, Need]] = {
     "tokens_list": _ADMIN,
     "tokens_revoke": _ADMIN,
     "tokens_audit": _ADMIN_ALL,
+    # SSH: whoever may run commands may say by which keys
+    "ssh_create_key": _EXEC,
+    "ssh_list_keys": _EXEC,
+    "ssh_delete_key": _EXEC,
+    "ssh_get": _READ,
 }
 CLOSED: Final = _ADMIN_ALL
 

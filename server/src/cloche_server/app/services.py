@@ -35,6 +35,7 @@ from cloche_server.app.secrets import Secrets
 from cloche_server.app.selftest import SelfTests
 from cloche_server.app.sleep import SleepVerbs
 from cloche_server.app.snapshots import Snapshots
+from cloche_server.app.sshkeys import SshAddress, SshKeys
 from cloche_server.app.stop import StopVerbs
 from cloche_server.app.templates import Templates
 from cloche_server.app.terminal import Terminals
@@ -76,6 +77,7 @@ class Services:
     logs: Logs
     templates: Templates
     tokens: Tokens
+    ssh_keys: SshKeys
     events: Events
     webhooks: Webhooks
     secrets: Secrets
@@ -86,6 +88,8 @@ class Services:
     ports: Ports
     runs: Runs
     run_jobs: RunJobs
+    #: Where SSH is served; None: it is not.
+    ssh: SshAddress | None = None
     #: None: no audit log is kept.
     audit: Audit | None = None
     ready: asyncio.Event = field(default_factory=asyncio.Event)

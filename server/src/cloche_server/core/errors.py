@@ -88,6 +88,8 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
         retryable=True,
         action="wait for some to end, or use more sandboxes",
     ),
+    "sshkey.not_found": ErrorSpec("there is no such SSH key"),
+    "sshkey.too_many": ErrorSpec("the workspace has as many SSH keys as it may", action="delete some first"),
     "webhook.not_found": ErrorSpec("there is no such webhook"),
     "webhook.too_many": ErrorSpec("the workspace has as many webhooks as it may", action="delete one first"),
     "secret.not_found": ErrorSpec("there is no such secret"),

@@ -193,7 +193,7 @@ class GuestClient(FileCalls, FileToolCalls, ProcessCalls, ServiceCalls):
 
 _PLAIN: Final = (
     *("cwd", "user", "timeout_ms", "detach", "max_output", "kill_on_limit"),
-    *("record_bytes", "linger_ms", "tag"),
+    *("record_bytes", "linger_ms", "tag", "tools", "on_lost"),
 )
 
 

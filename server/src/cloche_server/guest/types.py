@@ -99,9 +99,13 @@ class ExecRequest:
     max_output: int = 0
     kill_on_limit: bool = False
     rlimits: Mapping[str, int] = field(default_factory=dict)
-    #: Of detached commands: see docs/agent-protocol.md, §3.6.
+    #: See docs/agent-protocol.md, §3.6.
     keep_stdin: bool = False
     pty: tuple[int, int] | None = None
+    tools: bool = False
+    #: Of attached commands: empty or "hangup".
+    on_lost: str = ""
+    #: Of detached commands.
     record_bytes: int = 0
     linger_ms: int = 0
     tag: str = ""

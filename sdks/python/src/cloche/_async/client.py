@@ -15,6 +15,7 @@ from ..usage import UsageSum
 from .events import AsyncEventStream, AsyncWebhooks, event_stream
 from .network import AsyncSecrets
 from .runs import AsyncRuns
+from .ssh import AsyncSshKeys
 from .transport import AsyncTransport
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class AsyncClient:
         self.secrets = AsyncSecrets(self.transport)
         #: Programs that run once, each in a sandbox of its own.
         self.runs = AsyncRuns(self.transport)
+        #: Keys that sandboxes are opened with over SSH.
+        self.ssh_keys = AsyncSshKeys(self.transport)
 
     @property
     def api_url(self) -> str:

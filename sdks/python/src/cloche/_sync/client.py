@@ -18,6 +18,7 @@ from ..usage import UsageSum
 from .events import EventStream, Webhooks, event_stream
 from .network import AsyncSecrets
 from .runs import Runs
+from .ssh import SshKeys
 from .transport import Transport
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ class Client:
         self.secrets = AsyncSecrets(self.transport)
         #: Programs that run once, each in a sandbox of its own.
         self.runs = Runs(self.transport)
+        #: Keys that sandboxes are opened with over SSH.
+        self.ssh_keys = SshKeys(self.transport)
 
     @property
     def api_url(self) -> str:

@@ -1,0 +1,299 @@
+// Package sftp is a server of the file transfer protocol of SSH, version 3 with
+// the extensions of OpenSSH, on the standard streams of an ordinary process. It
+// may do what its user may, and does it with plain system calls: names are
+// bytes, reads and writes go to any offset of any file.
+package sftp
+
+import (
+	"bufio"
+	"encoding/binary"
+	"errors"
+	"io"
+	"strconv"
+	"syscall"
+)
+
+const (
+	// maxPacket bounds what a client may send at once, and what it is sent.
+	maxPacket = 256 << 10
+	// maxData is what one read or write moves; the rest is for the head.
+	maxData = maxPacket - 1024
+	// maxHandles bounds open files.
+	maxHandles = 1024
+	// listBatch is how many names come in one answer.
+	listBatch = 100
+)
+
+// errEnd is the end of a file or a list.
+var errEnd = errors.New("end")
+
+// handle is an open file or directory.
+type handle struct {
+	fd     int
+	append bool
+	list   []string // of a directory: what was read and not told yet
+	dir    bool
+	path   string
+}
+
+// Server is one client's.
+type Server struct {
+	r       *bufio.Reader
+	w       *bufio.Writer
+	handles map[string]*handle
+	next    uint64
+	names   names
+	o       out
+	data    []byte
+	// plain: a request for a link has the fields in the order of the draft and
+	// not in that of OpenSSH.
+	plain bool
+}
+
+// Serve answers until the client has no more requests. One after the other, in
+// their order, which is what clients that send many at once rely on. plain: the
+// client names a new link first, and then what it says.
+func Serve(r io.Reader, w io.Writer, plain bool) error {
+	home()
+	s := &Server{
+		plain: plain,
+		r:     bufio.NewReaderSize(r, maxPacket+4), w: bufio.NewWriterSize(w, maxPacket+4),
+		handles: map[string]*handle{}, data: make([]byte, maxData),
+		names: names{map[uint32]string{}, map[uint32]string{}},
+	}
+	defer s.closeAll()
+	packet := make([]byte, maxPacket)
+	for {
+		var head [4]byte
+		if _, err := io.ReadFull(s.r, head[:]); err != nil {
+			return ended(err)
+		}
+		n := binary.BigEndian.Uint32(head[:])
+		if n == 0 || n > maxPacket {
+			return errors.New("a packet of an impossible length")
+		}
+		if _, err := io.ReadFull(s.r, packet[:n]); err != nil {
+			return err
+		}
+		if _, err := s.w.Write(s.answer(packet[0], &in{b: packet[1:n]})); err != nil {
+			return err
+		}
+		if s.r.Buffered() == 0 {
+			if err := s.w.Flush(); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func ended(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return err
+}
+
+func (s *Server) closeAll() {
+	for _, h := range s.handles {
+		_ = syscall.Close(h.fd)
+	}
+}
+
+func (s *Server) answer(typ byte, p *in) []byte {
+	if typ == fxpInit {
+		s.o.b = append(s.o.b[:0], 0, 0, 0, 0, fxpVersion)
+		s.o.u32(3)
+		for _, e := range [][2]string{
+			{"posix-rename@openssh.com", "1"}, {"statvfs@openssh.com", "2"}, {"fstatvfs@openssh.com", "2"},
+			{"hardlink@openssh.com", "1"}, {"fsync@openssh.com", "1"}, {"lsetstat@openssh.com", "1"},
+			{"limits@openssh.com", "1"}, {"expand-path@openssh.com", "1"},
+		} {
+			s.o.string(e[0]).string(e[1])
+		}
+		return s.o.done()
+	}
+	id := p.u32()
+	answered, err := s.do(typ, id, p)
+	if p.err != nil {
+		answered, err = false, p.err
+	}
+	if !answered {
+		c, text := code(err)
+		s.o.begin(fxpStatus, id).u32(c).string(text).string("")
+	}
+	return s.o.done()
+}
+
+// do carries one request out. False: the answer is the status of the error.
+func (s *Server) do(typ byte, id uint32, p *in) (bool, error) {
+	switch typ {
+	case fxpOpen:
+		return s.open(id, p)
+	case fxpClose:
+		return false, s.close(p.string())
+	case fxpRead:
+		return s.read(id, p)
+	case fxpWrite:
+		return false, s.write(p)
+	case fxpLstat, fxpStat, fxpFstat:
+		return s.stat(typ, id, p)
+	case fxpSetstat:
+		path, a := p.string(), p.attrs()
+		if p.err != nil {
+			return false, p.err
+		}
+		return false, a.apply(path, false)
+	case fxpFsetstat:
+		return false, s.fsetstat(p)
+	case fxpOpendir:
+		return s.opendir(id, p)
+	case fxpReaddir:
+		return s.readdir(id, p)
+	case fxpRealpath:
+		return s.realpath(id, p.string())
+	case fxpReadlink:
+		return s.readlink(id, p.string())
+	case fxpExtended:
+		return s.extended(id, p)
+	}
+	return false, s.change(typ, p)
+}
+
+func (s *Server) add(id uint32, h *handle) (bool, error) {
+	s.next++
+	name := strconv.FormatUint(s.next, 10)
+	s.handles[name] = h
+	s.o.begin(fxpHandle, id).string(name)
+	return true, nil
+}
+
+func (s *Server) find(name string, dir bool) (*handle, error) {
+	h := s.handles[name]
+	if h == nil || h.dir != dir {
+		return nil, syscall.EBADF
+	}
+	return h, nil
+}
+
+func (s *Server) close(name string) error {
+	h := s.handles[name]
+	if h == nil {
+		return syscall.EBADF
+	}
+	delete(s.handles, name)
+	return syscall.Close(h.fd)
+}
+
+func (s *Server) open(id uint32, p *in) (bool, error) {
+	path, want, a := p.string(), p.u32(), p.attrs()
+	if p.err != nil {
+		return false, p.err
+	}
+	if len(s.handles) >= maxHandles {
+		return false, syscall.EMFILE
+	}
+	// A FIFO without a writer must not stop everything else.
+	flags := syscall.O_CLOEXEC | syscall.O_NONBLOCK | syscall.O_NOCTTY
+	switch want & (openRead | openWrite) {
+	case openRead | openWrite:
+		flags |= syscall.O_RDWR
+	case openWrite:
+		flags |= syscall.O_WRONLY
+	case openRead:
+	default:
+		return false, syscall.EINVAL
+	}
+	for bit, flag := range map[uint32]int{
+		openAppend: syscall.O_APPEND, openCreate: syscall.O_CREAT, openTrunc: syscall.O_TRUNC, openExcl: syscall.O_EXCL,
+	} {
+		if want&bit != 0 {
+			flags |= flag
+		}
+	}
+	mode := uint32(0o666)
+	if a.flags&attrMode != 0 {
+		mode = a.mode & 0o7777
+	}
+	fd, err := syscall.Open(path, flags, mode)
+	if err != nil {
+		return false, err
+	}
+	return s.add(id, &handle{fd: fd, append: want&openAppend != 0})
+}
+
+func (s *Server) read(id uint32, p *in) (bool, error) {
+	name, offset, count := p.string(), p.u64(), p.u32()
+	h, err := s.find(name, false)
+	if err != nil || p.err != nil {
+		return false, err
+	}
+	n, err := syscall.Pread(h.fd, s.data[:min(count, maxData)], int64(offset))
+	for err == syscall.EINTR {
+		n, err = syscall.Pread(h.fd, s.data[:min(count, maxData)], int64(offset))
+	}
+	switch {
+	case err != nil:
+		return false, err
+	case n == 0 && count > 0:
+		return false, errEnd
+	}
+	s.o.begin(fxpData, id).u32(uint32(n))
+	s.o.b = append(s.o.b, s.data[:n]...)
+	return true, nil
+}
+
+func (s *Server) write(p *in) error {
+	name, offset, data := p.string(), p.u64(), p.bytes()
+	h, err := s.find(name, false)
+	if err != nil || p.err != nil {
+		return err
+	}
+	for len(data) > 0 {
+		var n int
+		if h.append {
+			n, err = syscall.Write(h.fd, data)
+		} else {
+			n, err = syscall.Pwrite(h.fd, data, int64(offset))
+		}
+		if err == syscall.EINTR {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		data, offset = data[n:], offset+uint64(n)
+	}
+	return nil
+}
+
+func (s *Server) stat(typ byte, id uint32, p *in) (bool, error) {
+	var st syscall.Stat_t
+	var err error
+	name := p.string()
+	switch typ {
+	case fxpStat:
+		err = syscall.Stat(name, &st)
+	case fxpLstat:
+		err = syscall.Lstat(name, &st)
+	default:
+		h := s.handles[name]
+		if h == nil {
+			return false, syscall.EBADF
+		}
+		err = syscall.Fstat(h.fd, &st)
+	}
+	if err != nil {
+		return false, err
+	}
+	s.o.begin(fxpAttrs, id).stat(&st)
+	return true, nil
+}
+
+func (s *Server) fsetstat(p *in) error {
+	name, a := p.string(), p.attrs()
+	h := s.handles[name]
+	if h == nil || p.err != nil {
+		return syscall.EBADF
+	}
+	return a.applyTo(h.fd)
+}
