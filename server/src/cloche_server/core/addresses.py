@@ -67,6 +67,7 @@ _V4: Final = tuple(
     (IPv4Network(network), kind)
     for network, kind in (
         ("255.255.255.255/32", AddressClass.BROADCAST),
+        ("0.0.0.0/32", AddressClass.LOOPBACK),  # who sends there reaches itself
         ("0.0.0.0/8", AddressClass.RESERVED),
         ("10.0.0.0/8", AddressClass.PRIVATE),
         ("100.64.0.0/10", AddressClass.PRIVATE),
@@ -88,7 +89,7 @@ _V4: Final = tuple(
 _V6: Final = tuple(
     (IPv6Network(network), kind)
     for network, kind in (
-        ("::1/128", AddressClass.LOOPBACK),
+        ("::/127", AddressClass.LOOPBACK),
         ("64:ff9b:1::/48", AddressClass.PRIVATE),
         ("fc00::/7", AddressClass.PRIVATE),
         ("fec0::/10", AddressClass.PRIVATE),
