@@ -248,7 +248,15 @@ async def test_the_operator_configures(place: Place) -> None:
         await client.call("policy", sandbox="s1", policy={**POLICY, "rules": [allowed]}, grants=[])
         assert not (await client.call("explain", sandbox="s1", host="10.0.0.5"))["verdict"]["allowed"]
         assert not (await client.call("explain", sandbox="s1", host=GATEWAY_IP4))["verdict"]["allowed"]
+        datagrams = {"id": "u", "action": "allow", "protocol": "udp", "cidr": "45.90.1.0/24", "ports": [[123, 123]]}
+        policy = {**POLICY, "rules": [allowed, datagrams]}
+        await client.call("policy", sandbox="s1", policy=policy, grants=[])
+        question = {"sandbox": "s1", "host": "45.90.1.1", "port": 123, "protocol": "udp"}
+        verdict = (await client.call("explain", **question))["verdict"]
+        assert not verdict["allowed"], "a proxy carries no datagrams"
+        assert "proxy" in verdict["reason"]
         await client.call("configure", never=[], proxy=None, resolvers=None)
+        assert (await client.call("explain", **question))["verdict"]["rule"] == "u"
         assert (await client.call("explain", sandbox="s1", host="10.0.0.5"))["verdict"]["rule"] == "x"
         assert place.shared.dialer.proxy is None
 
