@@ -105,3 +105,26 @@ def test_no_name_opens_what_is_private(rules: tuple[Rule, ...], port: int, name:
         assert not found.allowed or kind is ClaimKind.HTTP2
         assert not judge.decide_request(address, port, name, "GET", "/").allowed
         assert not judge.permits_answer(name, address)
+
+
+@settings(max_examples=120)
+@given(modes, rules, st.sampled_from(ADDRESSES), st.sampled_from(PORTS), st.sampled_from(NAMES))
+def test_only_a_rule_that_says_udp_carries_datagrams(
+    mode: NetworkMode, rules: tuple[Rule, ...], address: object, port: int, name: str
+) -> None:
+    explicit = tuple(rule for rule in rules if not (rule.protocol is Transport.UDP and not rule.ports))
+    judge = Policy(NetworkPolicy(mode, explicit))
+    found = judge.decide_datagram(address, port, [name])  # type: ignore[arg-type]
+    if found.allowed:
+        (rule,) = [one for one in explicit if one.id == found.rule]
+        assert (rule.action, rule.protocol, rule.ports) == (RuleAction.ALLOW, Transport.UDP, ((port, port),))
+        assert rule.domain is None or matches(rule.domain, name)
+        # Without any other rule that allows, nothing changes.
+        kept = tuple(one for one in explicit if one.action is RuleAction.DENY or one.protocol is Transport.UDP)
+        assert Policy(NetworkPolicy(mode, kept)).decide_datagram(address, port, [name]) == found  # type: ignore[arg-type]
+    # What only speaks of UDP says nothing about TCP.
+    silent = tuple(one for one in explicit if one.protocol is not Transport.UDP)
+    claim = Claim(ClaimKind.TLS, name)
+    assert judge.decide_connection(address, port, claim=claim) == Policy(  # type: ignore[arg-type]
+        NetworkPolicy(mode, silent)
+    ).decide_connection(address, port, claim=claim)  # type: ignore[arg-type]

@@ -19,7 +19,7 @@ from world_kit import World
 from cloche_server.core.netctl import policy_to_json
 from cloche_server.core.policy_input import parse_policy
 
-pytest.register_assert_rewrite("cases_names", "cases_dns", "cases_ways", "cases_http", "cases_groups")
+pytest.register_assert_rewrite("cases_names", "cases_dns", "cases_ways", "cases_http", "cases_groups", "cases_udp")
 
 
 class Site:
@@ -54,6 +54,10 @@ class Site:
         attach(self.netd, self.slot, body)
         for log in (self.world.a, self.world.b, self.world.zone, self.world.other):
             log.clear()
+
+    def host(self, work: Callable[[], Any]) -> Any:
+        """What `work` makes where netd runs."""
+        return netns_kit.inside(self.netd.namespace, work)
 
     def guest(self, work: Callable[[], Any]) -> Any:
         return netns_kit.inside(self.slot.guest, work)

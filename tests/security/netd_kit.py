@@ -26,7 +26,7 @@ class Netd:
         self.socket = where / "netd.sock"
         self.errors = where / "netd.log"
         self.trusted = where / "ca.pem"
-        self._namespace = namespace
+        self.namespace = namespace
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
@@ -34,7 +34,7 @@ class Netd:
         self._client = self._connect()
 
     def start(self) -> subprocess.Popen[bytes]:
-        argv = ["ip", "netns", "exec", self._namespace, sys.executable, "-m", "cloche_server.netd"]
+        argv = ["ip", "netns", "exec", self.namespace, sys.executable, "-m", "cloche_server.netd"]
         with self.errors.open("ab") as log:
             return subprocess.Popen(
                 [*argv, "--socket", str(self.socket), "--uid", str(UID)],

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from netns_kit import inside, ip, ip_in
 
 from cloche_server.core import network as net
-from cloche_server.host import netns
-from cloche_server.network.rules import LINKS, RULES, SYSCTLS
+from cloche_server.network.slots import furnish_slot, make_sockets
 
 
 @dataclass(frozen=True)
@@ -24,13 +23,13 @@ class Slot:
 
 
 def make_slot(guest: str, slot: str) -> Slot:
-    """Two namespaces with these names, and the four sockets of the slot in the order of the control link."""
+    """Two namespaces with these names, and the sockets of the slot in the order of the control link."""
     ip(
         f"netns add {guest}\nnetns add {slot}\n"
         f"link add {net.TAP} netns {slot} address {net.GATEWAY_MAC} type veth "
         f"peer name eth0 netns {guest} address {net.GUEST_MAC}\n"
     )
-    inside(slot, lambda: netns.configure(LINKS, RULES, SYSCTLS))
+    inside(slot, furnish_slot)
     ip_in(
         guest,
         f"addr add {net.GUEST_IP4}/{net.PREFIX_IP4} dev eth0\n"
@@ -42,10 +41,4 @@ def make_slot(guest: str, slot: str) -> Slot:
 
 
 def slot_sockets() -> tuple[socket.socket, ...]:
-    stream, datagram, v4, v6 = socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.AF_INET, socket.AF_INET6
-    return (
-        netns.bound(stream, v4, net.TCP_PORT),
-        netns.bound(stream, v6, net.TCP_PORT),
-        netns.bound(datagram, v4, net.DNS_PORT),
-        netns.bound(datagram, v6, net.DNS_PORT),
-    )
+    return make_sockets().all()

@@ -9,13 +9,14 @@ import cases_dns
 import cases_groups
 import cases_http
 import cases_names
+import cases_udp
 import cases_ways
 import pytest
 from cases import CASES, Case, Try, table
 from guest_kit import Guest
 
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "security-cases.md"
-MODULES = (cases_names, cases_dns, cases_ways, cases_http, cases_groups)
+MODULES = (cases_names, cases_dns, cases_ways, cases_http, cases_groups, cases_udp)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))

@@ -17,7 +17,7 @@ from slot_kit import slot_sockets
 from cloche_server.core.network import TAP
 from cloche_server.host import netns
 from cloche_server.host.fdlink import FdClient
-from cloche_server.network.rules import LINKS, RULES, SYSCTLS
+from cloche_server.network.slots import furnish_slot
 
 POLICY = {"mode": "open", "rules": [], "limits": {}, "learn": False}
 
@@ -29,7 +29,7 @@ def slot() -> Iterator[str]:
     ip(f"netns add {name}\n")
     try:
         inside(name, lambda: os.close(netns.open_tap(TAP, make=True)))
-        inside(name, lambda: netns.configure(LINKS, RULES, SYSCTLS))
+        inside(name, furnish_slot)
         yield name
     finally:
         ip(f"netns del {name}\n")

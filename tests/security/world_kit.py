@@ -9,8 +9,10 @@ import socket
 import ssl
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import dns.flags
 import dns.message
@@ -19,12 +21,15 @@ import dns.rdatatype
 import dns.rrset
 from netns_kit import inside, start_inside
 
+T = TypeVar("T")
 #: Addresses that count as public; they exist in the namespaces of the tests only.
 A4, B4, DNS4, GW4 = "45.90.1.10", "45.90.2.10", "45.90.3.53", "45.90.0.1"
 A6, B6 = "2a0f:9400:1::10", "2a0f:9400:2::10"
 NETD4, NETD6, WORLD6 = "45.90.0.2", "2a0f:9400::2", "2a0f:9400::1"
 PRIVATE4 = "10.77.0.10"
 METADATA4 = "169.254.169.254"
+#: On which every host sends datagrams back.
+UDP_PORTS = (443, 7000)
 
 ZONE: dict[tuple[str, str], list[str]] = {
     ("a.test", "A"): [A4],
@@ -79,6 +84,8 @@ class World:
             for address in addresses:
                 for port, tls in ((80, None), (443, context), (8443, context), (8080, None), (22, None), (7000, None)):
                     self._serve(address, port, tls, log)
+                for port in UDP_PORTS:
+                    self._echo_datagrams(address, port, log)
         self._serve_dns()
 
     def _listen(self, address: str, port: int, kind: int = socket.SOCK_STREAM) -> socket.socket:
@@ -121,6 +128,25 @@ class World:
             else:
                 talk_http(peer, log)
         peer.close()
+
+    def inside(self, work: Callable[[], T]) -> T:
+        return inside(self.namespace, work)
+
+    def _echo_datagrams(self, address: str, port: int, log: Log) -> None:
+        sock = self._listen(address, port, socket.SOCK_DGRAM)
+
+        def serve() -> None:
+            while True:
+                try:
+                    payload, sender = sock.recvfrom(65536)
+                    if sender is None:  # it was shut down
+                        return
+                    log.add(f"datagram {address} {port}")
+                    sock.sendto(payload, sender)
+                except OSError:
+                    return
+
+        start_inside(self.namespace, serve)
 
     def _serve_dns(self) -> None:
         udp = self._listen(DNS4, 53, socket.SOCK_DGRAM)

@@ -61,9 +61,47 @@ def test_defaults() -> None:
     assert not policy("allow-list").decide_name("x.test").allowed
 
 
-def test_udp_is_never_carried() -> None:
-    judge = policy("open", allow(protocol="any", ports=[443]))
-    assert judge.decide_address(A, 443, Transport.UDP).rule == "udp"
+def test_only_a_rule_that_says_udp_opens_it() -> None:
+    judge = policy("open", allow(ports=[443]), allow(protocol="any", cidr="45.90.0.0/16"), allow(domain="a.test"))
+    assert not judge.opens_udp
+    assert judge.decide_address(A, 443, Transport.UDP, ["a.test"]).rule == "udp"
+    judge = policy("open", deny(cidr=str(B)), allow(protocol="udp", ports=[443]))
+    assert judge.opens_udp
+    assert judge.decide_address(A, 443, Transport.UDP).rule == "rule-2"
+    assert judge.decide_address(A, 444, Transport.UDP).rule == "udp"
+    assert judge.decide_address(B, 443, Transport.UDP).rule == "rule-1"
+    assert judge.decide_address(PRIVATE, 443, Transport.UDP).rule == "private-address"
+    assert judge.decide_address(A, 443).rule == "default", "and TCP is as before"
+    none = policy("none", allow(protocol="udp", ports=[443]))
+    assert not none.opens_udp
+    assert none.decide_address(A, 443, Transport.UDP).rule == "mode"
+
+
+def test_a_name_opens_udp_to_its_addresses() -> None:
+    judge = policy("allow-list", allow(protocol="udp", domain="a.test", ports=[123]))
+    assert judge.decide_name("a.test").allowed
+    assert judge.names_for_datagrams(123) == ["a.test"]
+    assert judge.names_for_datagrams(443) == []
+    assert judge.decide_address(A, 123, Transport.UDP, ["a.test"]).allowed
+    assert judge.decide_address(A, 123, Transport.UDP).rule == "not-resolved"
+    assert judge.decide_address(A, 123, Transport.UDP, ["b.test"]).rule == "not-resolved"
+    assert not judge.decide_address(A, 123, names=["a.test"]).allowed, "it says nothing about TCP"
+    assert not judge.decide_address(PRIVATE, 123, Transport.UDP, ["a.test"]).allowed
+    both = policy("allow-list", allow(protocol="udp", domain="a.test", cidr="10.0.0.0/8", ports=[123]))
+    assert both.decide_address(PRIVATE, 123, Transport.UDP, ["a.test"]).allowed
+    assert not both.decide_address(A, 123, Transport.UDP, ["a.test"]).allowed
+
+
+def test_what_no_rule_opens_for_udp() -> None:
+    ports = ["1-65535"]
+    wide = [allow(protocol="udp", cidr=one, ports=ports) for one in ("0.0.0.0/0", "::/0")]
+    judge = policy("open", *wide, host=[B], never=[ip_network("45.90.9.0/24")])
+    closed = ("127.0.0.1", "0.0.0.0", "::", "::1", "169.254.169.254", "fe80::1", "224.0.0.1", "255.255.255.255",
+              "ff02::1", "192.168.127.1", "198.19.0.1", str(B), "45.90.9.1", "64:ff9b::7f00:1")  # fmt: skip
+    for address in closed:
+        assert not judge.decide_address(ip_address(address), 7000, Transport.UDP).allowed, address
+    assert judge.decide_address(A, 7000, Transport.UDP).allowed
+    assert judge.decide_address(A, 53, Transport.UDP).rule == "udp", "that is the resolver's"
 
 
 # ------------------------------------------------------------------ ports

@@ -86,7 +86,9 @@ def rule(**fields: Any) -> dict[str, Any]:
         (rule(ports=80), "network.rules[0].ports"),
         (rule(protocol="icmp"), "network.rules[0].protocol"),
         (rule(protocol="udp", methods=["GET"]), "network.rules[0].protocol"),
-        (rule(protocol="udp", ports=[443]), "network.rules[0].protocol"),
+        (rule(protocol="udp"), "network.rules[0].ports"),
+        (rule(protocol="udp", domain="a.test"), "network.rules[0].ports"),
+        (rule(protocol="udp", ports=[53, "53"]), "network.rules[0].ports"),
         (rule(methods=["G T"]), "network.rules[0].methods"),
         (rule(paths=["x"]), "network.rules[0].paths"),
         (rule(paths=["/a*b"]), "network.rules[0].paths"),
@@ -101,6 +103,14 @@ def test_what_is_refused(body: dict[str, Any], field: str) -> None:
         parse_policy(body)
     assert caught.value.code == "request.invalid"
     assert caught.value.details["field"] == field
+
+
+def test_udp_is_allowed_with_its_ports_and_denied_without() -> None:
+    body = rule(protocol="udp", domain="a.test", ports=["50-60", 123])
+    (found,) = parse_policy(body).rules
+    assert (found.protocol, found.ports) == (Transport.UDP, ((50, 60), (123, 123)))
+    (found,) = parse_policy(rule(action="deny", protocol="udp")).rules
+    assert (found.protocol, found.ports) == (Transport.UDP, ())
 
 
 json = st.recursive(

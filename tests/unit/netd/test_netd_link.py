@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import stat
 from collections.abc import AsyncIterator
@@ -19,6 +20,7 @@ from cloche_server.netd.control import Control
 from cloche_server.netd.registry import Registry
 from cloche_server.netd.shared import Shared
 
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes the raw sockets of a slot")
 POLICY = {"mode": "open", "rules": [], "limits": {}, "learn": False}
 
 
@@ -43,18 +45,24 @@ async def place(tmp_path: Path) -> AsyncIterator[Place]:
 
 
 def sockets() -> list[socket.socket]:
+    """Of the kinds that a slot has. Those that answer are raw ones there, which need root to be made."""
+    v4, v6 = socket.AF_INET, socket.AF_INET6
     made = []
     for family, kind in (
-        (socket.AF_INET, socket.SOCK_STREAM),
-        (socket.AF_INET6, socket.SOCK_STREAM),
-        (socket.AF_INET, socket.SOCK_DGRAM),
-        (socket.AF_INET6, socket.SOCK_DGRAM),
+        (v4, socket.SOCK_STREAM),
+        (v6, socket.SOCK_STREAM),
+        *[(v4, socket.SOCK_DGRAM), (v6, socket.SOCK_DGRAM)] * 2,
     ):
         sock = socket.socket(family, kind)
         sock.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
         if kind == socket.SOCK_STREAM:
             sock.listen()
         made.append(sock)
+    for protocol4, protocol6 in (
+        (socket.IPPROTO_UDP, socket.IPPROTO_UDP),
+        (socket.IPPROTO_ICMP, socket.IPPROTO_ICMPV6),
+    ):
+        made += [socket.socket(v4, socket.SOCK_RAW, protocol4), socket.socket(v6, socket.SOCK_RAW, protocol6)]
     return made
 
 
@@ -240,7 +248,15 @@ async def test_the_operator_configures(place: Place) -> None:
         await client.call("policy", sandbox="s1", policy={**POLICY, "rules": [allowed]}, grants=[])
         assert not (await client.call("explain", sandbox="s1", host="10.0.0.5"))["verdict"]["allowed"]
         assert not (await client.call("explain", sandbox="s1", host=GATEWAY_IP4))["verdict"]["allowed"]
+        datagrams = {"id": "u", "action": "allow", "protocol": "udp", "cidr": "45.90.1.0/24", "ports": [[123, 123]]}
+        policy = {**POLICY, "rules": [allowed, datagrams]}
+        await client.call("policy", sandbox="s1", policy=policy, grants=[])
+        question = {"sandbox": "s1", "host": "45.90.1.1", "port": 123, "protocol": "udp"}
+        verdict = (await client.call("explain", **question))["verdict"]
+        assert not verdict["allowed"], "a proxy carries no datagrams"
+        assert "proxy" in verdict["reason"]
         await client.call("configure", never=[], proxy=None, resolvers=None)
+        assert (await client.call("explain", **question))["verdict"]["rule"] == "u"
         assert (await client.call("explain", sandbox="s1", host="10.0.0.5"))["verdict"]["rule"] == "x"
         assert place.shared.dialer.proxy is None
 
@@ -254,7 +270,10 @@ async def test_the_operator_configures(place: Place) -> None:
         ({"host": "b.test"}, "default", "name"),
         ({"host": "45.90.1.1", "port": 22}, "default", "address"),
         ({"host": "169.254.169.254", "port": 80}, "private-address", "address"),
-        ({"host": "a.test", "protocol": "udp"}, "udp", "connection"),
+        ({"host": "a.test", "protocol": "udp"}, "udp", "address"),
+        ({"host": "45.90.1.1", "protocol": "udp", "port": 123}, "ntp", "address"),
+        ({"host": "a.test", "protocol": "udp", "port": 123}, "ntp-a", "address"),
+        ({"host": "45.90.1.1", "protocol": "udp", "port": 53}, "udp", "address"),
         ({"host": "not a name"}, "no-name", "name"),
     ],
 )
@@ -262,11 +281,13 @@ async def test_explain(place: Place, question: dict[str, Any], rule: str, step: 
     only = {"id": "a", "action": "allow", "domain": "a.test", "methods": ["GET"], "paths": ["/ok*"]}
     async with await place.client() as client:
         await attach(client)
-        policy = {**POLICY, "mode": "allow-list", "rules": [only]}
+        ntp = {"id": "ntp", "action": "allow", "protocol": "udp", "cidr": "45.90.0.0/16", "ports": [[123, 123]]}
+        named = {"id": "ntp-a", "action": "allow", "protocol": "udp", "domain": "a.test", "ports": [[123, 123]]}
+        policy = {**POLICY, "mode": "allow-list", "rules": [only, ntp, named]}
         await client.call("policy", sandbox="s1", policy=policy, grants=[])
         verdict = (await client.call("explain", sandbox="s1", **question))["verdict"]
         assert (verdict["rule"], verdict["step"]) == (rule, step)
-        assert verdict["allowed"] is (rule == "a")
+        assert verdict["allowed"] is (rule in {"a", "ntp", "ntp-a"})
 
 
 async def test_a_client_that_goes_while_it_is_sent_to(place: Place) -> None:

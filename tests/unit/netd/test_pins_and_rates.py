@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cloche_server.core.netctl import LogEntry
+from cloche_server.core.network import Transport
 from cloche_server.netd.bucket import Bucket
 from cloche_server.netd.journal import KEPT, DecisionLog, Learner
 from cloche_server.netd.pins import LONGEST, MAX_ADDRESSES, MAX_NAMES, SHORTEST, Pins
@@ -75,6 +76,18 @@ def test_a_rate_that_changes_holds_at_once() -> None:
     assert bucket.take(10**9, 1) == 10**9
 
 
+@given(st.integers(1000, 10**6), st.lists(st.tuples(st.integers(0, 65_507), st.floats(0, 0.5)), max_size=50))
+def test_datagrams_pass_whole_and_keep_to_the_rate(rate: int, steps: list[tuple[int, float]]) -> None:
+    bucket, now, passed = Bucket(rate, 0), 0.0, 0
+    for size, pause in steps:
+        now += pause
+        passed += size if bucket.spend(size, now) else 0
+        # One that is larger than what may pass at once leaves a debt, and is paid before the next.
+        assert passed <= rate * now + max(rate * 0.25, 16384) + 65_507
+    assert bucket.spend(65_507, now + 65_507 * 2 / rate + 10), "after a rest every datagram passes"
+    assert Bucket(0, 0).spend(10**9, 0)
+
+
 def test_no_rate_is_no_limit() -> None:
     assert Bucket(0, 0).take(10**9, 0) == 10**9
 
@@ -87,11 +100,15 @@ def test_proposals_are_the_least() -> None:
     learner.connected("git.test", str(ONE), 22)
     learner.connected("git.test", str(ONE), 443)
     learner.connected("", str(TWO), 5432)
+    learner.connected("ntp.test", str(ONE), 123, Transport.UDP)
+    learner.connected("a.test", str(ONE), 7000, Transport.UDP)
     assert learner.proposal() == [
         {"id": "learned-1", "action": "allow", "domain": "a.test"},
-        {"id": "learned-2", "action": "allow", "domain": "git.test", "ports": [22, 443], "protocol": "tcp"},
-        {"id": "learned-3", "action": "allow", "domain": "only.test"},
-        {"id": "learned-4", "action": "allow", "cidr": str(TWO), "ports": [5432], "protocol": "tcp"},
+        {"id": "learned-2", "action": "allow", "domain": "a.test", "ports": [7000], "protocol": "udp"},
+        {"id": "learned-3", "action": "allow", "domain": "git.test", "ports": [22, 443], "protocol": "tcp"},
+        {"id": "learned-4", "action": "allow", "domain": "ntp.test", "ports": [123], "protocol": "udp"},
+        {"id": "learned-5", "action": "allow", "domain": "only.test"},
+        {"id": "learned-6", "action": "allow", "cidr": str(TWO), "ports": [5432], "protocol": "tcp"},
     ]
 
 

@@ -33,7 +33,8 @@ class RuleBody(Wire):
         None, description="Ports or `from-to`. Default: with a domain 80 and 443, else all."
     )
     protocol: Literal["tcp", "udp", "any"] | None = Field(
-        None, description="Default: any. UDP is not carried, so a rule can deny it, and not allow it alone."
+        None,
+        description="Default: any, which denies both and allows TCP. UDP is allowed by `udp` only, with its ports.",
     )
     methods: (
         Annotated[list[Annotated[str, StringConstraints(strict=True, max_length=32)]], Field(max_length=64)] | None

@@ -20,7 +20,7 @@ from cloche_server.core.network import (
 )
 
 #: Changes with every change of this language: a netd that speaks another one is replaced.
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 #: No frame is longer, so that neither side can be made to keep more.
 MAX_FRAME: Final = 8 * 1024 * 1024
 #: Descriptors that may come with one frame.

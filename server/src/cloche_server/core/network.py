@@ -23,6 +23,10 @@ GROUP_NETWORK4: Final = "198.19.0.0/16"
 #: Ports of the slot's own sockets; everything the guest sends is redirected to them.
 TCP_PORT: Final = 5301
 DNS_PORT: Final = 5300
+UDP_PORT: Final = 5302
+#: Datagrams of any destination carry this mark inside a slot, and are routed by this table.
+UDP_MARK: Final = 1
+UDP_TABLE: Final = 100
 
 MAX_RULES: Final = 2000
 
@@ -69,8 +73,9 @@ class Rule:
 
     `domain`: an exact name, `*.name` (every name below it, not itself), or None; lower case, without a final dot.
     `cidr`: a network in canonical form, or None. With neither it matches every destination. `ports`: inclusive ranges;
-    empty: with a domain 80 and 443, otherwise all. `protocol` None: both. `methods` (upper case) and `paths` (exact, or
-    a prefix that ends in `*`) match single HTTP requests; a rule that has them needs HTTP that can be read.
+    empty: with a domain 80 and 443, otherwise all. `protocol` None: TCP for what allows, both for what denies.
+    `methods` (upper case) and `paths` (exact, or a prefix that ends in `*`) match single HTTP requests; a rule that has
+    them needs HTTP that can be read.
     """
 
     id: str

@@ -15,7 +15,7 @@ from typing import Final
 
 from cloche_server.core.addresses import NEVER, Address, AddressClass, Network, classify, parse_address
 from cloche_server.core.names import canonical_name
-from cloche_server.core.network import NetworkMode, NetworkPolicy, Transport
+from cloche_server.core.network import NetworkMode, NetworkPolicy, Rule, RuleAction, Transport
 from cloche_server.core.policy_index import Line, Named, Place, RuleIndex, place_of
 from cloche_server.core.policy_paths import path_matches
 
@@ -60,6 +60,7 @@ class Decision:
 
 
 _WEB: Final = frozenset({80, 443})
+_DNS: Final = 53
 RAW: Final = Claim(ClaimKind.RAW)
 
 
@@ -75,6 +76,7 @@ class Policy:
         self._open = policy.mode is NetworkMode.OPEN
         self._none = policy.mode is NetworkMode.NONE
         self._index = RuleIndex(policy.rules)
+        self._udp = tuple(rule for rule in policy.rules if _opens_udp(rule))
         self._host = host
         self._never = tuple(never)
 
@@ -113,8 +115,10 @@ class Policy:
         self, address: Address, port: int, transport: Transport = Transport.TCP, names: Collection[str] = ()
     ) -> Decision:
         """Before any byte was read. `names`: those that the resolver has given this address for."""
+        if transport is Transport.UDP:
+            return self.decide_datagram(address, port, names)
         place = self._place(address)
-        refused = self._refused(place, transport)
+        refused = self._refused(place)
         if refused is not None:
             return refused
         plain, read = self._first_unnamed(place, port, transport)
@@ -167,8 +171,10 @@ class Policy:
         """With what the first bytes claim. `names`: those that the resolver has given this address for; `bound`:
         whether the claimed name is one of them, or was found to have the address just now. Ask first with True, and
         again with False when the decision is `by_name` and that turns out untrue. `address` None: a public one."""
+        if transport is Transport.UDP:
+            return self.decide_datagram(address, port, names if claim.name is None else (claim.name,))
         place = self._place(address)
-        refused = self._refused(place, transport)
+        refused = self._refused(place)
         if refused is not None:
             return refused
         plain, _ = self._first_unnamed(place, port, transport)
@@ -237,6 +243,43 @@ class Policy:
             return _deny("not-resolved", "the claimed name does not have this address")
         return self._default()
 
+    # ------------------------------------------------------------------ datagrams
+
+    @property
+    def opens_udp(self) -> bool:
+        """Whether a rule carries datagrams anywhere. Where none does, nothing has to look at them."""
+        return not self._none and bool(self._udp)
+
+    def names_for_datagrams(self, port: int) -> list[str]:
+        """Exact names that rules open for UDP on a port."""
+        names = [
+            rule.domain
+            for rule in self._udp
+            if rule.domain is not None and any(low <= port <= high for low, high in rule.ports)
+        ]
+        return list(dict.fromkeys(name for name in names if not name.startswith("*.")))
+
+    def decide_datagram(self, address: Address | None, port: int, names: Collection[str] = ()) -> Decision:
+        """On datagrams to an address. Nothing in them is read, so a rule by name speaks of the addresses that the
+        resolver has given for it (`names`). Only an allow rule that says UDP opens; the mode never does."""
+        if self._none:
+            return self._by_mode()
+        if port == _DNS:
+            return _deny("udp", "whatever is sent to UDP port 53 is answered by the platform's resolver, for names")
+        place = self._place(address)
+        if self._is_never(place):
+            return _private(place.kind)
+        for line in self._index.candidates(names, place):
+            if not line.applies(port, Transport.UDP) or line.rule.reads_http:
+                continue
+            if not line.allows or _opens_udp(line.rule):
+                return self._by_rule(line, by_name=line.by_name)
+        if place.kind is not AddressClass.PUBLIC:
+            return _private(place.kind)
+        if any(rule.domain is not None and any(low <= port <= high for low, high in rule.ports) for rule in self._udp):
+            return _deny("not-resolved", "no name that a rule opens for UDP on this port was resolved to this address")
+        return _deny("udp", "UDP is carried only where an allow rule says so; programs fall back to TCP where they can")
+
     # ------------------------------------------------------------------ requests
 
     def decide_request(
@@ -253,7 +296,7 @@ class Policy:
         if literal is not None and literal != address:
             return _deny("name-mismatch", "the request is for another address than the connection it came in")
         place = self._place(address)
-        refused = self._refused(place, Transport.TCP)
+        refused = self._refused(place)
         if refused is not None:
             return refused
         for line in self._index.candidates(() if literal is not None else (name,), place):
@@ -285,11 +328,9 @@ class Policy:
             judged is not None and any(judged.version == one.version and judged in one for one in self._never)
         )
 
-    def _refused(self, place: Place, transport: Transport) -> Decision | None:
+    def _refused(self, place: Place) -> Decision | None:
         if self._none:
             return self._by_mode()
-        if transport is Transport.UDP:
-            return _deny("udp", "UDP is not carried; programs fall back to TCP where they can")
         if self._is_never(place):
             return _private(place.kind)
         return None
@@ -310,6 +351,10 @@ class Policy:
         if line.allows:
             return Decision(Outcome.ALLOW, rule.id, f"allowed by rule {rule.id}", reads_http, by_name)
         return _deny(rule.id, f"denied by rule {rule.id}")
+
+
+def _opens_udp(rule: Rule) -> bool:
+    return rule.action is RuleAction.ALLOW and rule.protocol is Transport.UDP
 
 
 def _private(kind: AddressClass) -> Decision:

@@ -1,7 +1,8 @@
 """A policy as a client writes it (JSON) becomes a `NetworkPolicy`, or a `ClocheError` that says what is wrong. Pure.
 
 The shape is that of `core/network.py`; ports are numbers or texts like `"8000-8010"`, `protocol` is `tcp`, `udp` or
-`any`, and a rule without `id` is `rule-N`, counted from 1. Unknown fields are ignored, but not in a rule.
+`any` (of a rule that allows: TCP alone), and a rule without `id` is `rule-N`, counted from 1. Unknown fields are
+ignored, but not in a rule.
 """
 
 from __future__ import annotations
@@ -103,9 +104,19 @@ def _rule(body: object, number: int, field: str) -> Rule:
     if rule.reads_http and transport is Transport.UDP:
         _refuse(f"{field}.protocol", "a rule with methods or paths is about HTTP, which is not read over UDP")
     if transport is Transport.UDP and rule.action is RuleAction.ALLOW:
-        # Taken and without effect it would be a promise that nobody keeps.
-        _refuse(f"{field}.protocol", "UDP is not carried, so no rule can allow it; name resolution works without one")
+        _check_udp(rule, f"{field}.ports")
     return rule
+
+
+def _check_udp(rule: Rule, field: str) -> None:
+    """What opens UDP is meant word for word."""
+    if not rule.ports:
+        _refuse(field, 'a rule that allows UDP states its ports, such as `[123]`, or `["1-65535"]` for all of them')
+    if all(span == (53, 53) for span in rule.ports):
+        # Taken and without effect it would be a promise that nobody keeps.
+        _refuse(
+            field, "UDP port 53 is answered by the platform's resolver always; allow the names that may be asked for"
+        )
 
 
 def _domain(value: object, field: str) -> str | None:

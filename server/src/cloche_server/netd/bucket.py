@@ -34,6 +34,18 @@ class Bucket:
         self._level -= granted
         return granted
 
+    def spend(self, size: int, now: float) -> bool:
+        """Whether a datagram may pass, which passes whole or not at all. One that is larger than what may pass at once
+        does after a rest, and leaves a debt."""
+        if self._rate <= 0:
+            return True
+        self._level = min(self._room, self._level + (now - self._at) * self._rate)
+        self._at = now
+        if self._level < min(size, self._room):
+            return False
+        self._level -= size
+        return True
+
     def give_back(self, unused: int) -> None:
         """Bytes that were taken and did not pass."""
         self._level = min(self._room, self._level + unused)

@@ -48,6 +48,8 @@ def _decide(
         pass
     else:
         names = session.names_of(address)
+        if transport is Transport.UDP:
+            return session.judge_datagram(address, port), "address"
         if method:
             return policy.decide_request(address, port, str(address), method, path), "request"
         decision = policy.decide_address(address, port, transport, names)
@@ -64,6 +66,8 @@ def _decide(
         return asked, "name"
     known = session.pins.addresses_of(name, session.shared.clock.monotonic())
     found = known[0] if known else None
+    if transport is Transport.UDP:
+        return session.judge_datagram(found, port, (name,)), "address"
     kind = ClaimKind.HTTP if port == 80 else ClaimKind.TLS
     decision = policy.decide_connection(found, port, transport, Claim(kind, name))
     if decision.allowed and method:

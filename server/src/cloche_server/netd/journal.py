@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cloche_server.core.netctl import LogEntry, entry_to_json
+from cloche_server.core.network import Transport
 
 KEPT: Final = 2000
 MAX_PAGE: Final = 1000
@@ -17,6 +18,7 @@ _CLIP: Final = 512
 _MAX_LEARNED: Final = 2000
 #: Of one name or address; whoever tries more of them is scanning, and needs another rule.
 _MAX_PORTS: Final = 64
+_Port = tuple[Transport, int]
 
 
 class DecisionLog:
@@ -66,30 +68,34 @@ class Learner:
     only where no name was known."""
 
     def __init__(self) -> None:
-        self._names: dict[str, set[int]] = {}
-        self._addresses: dict[str, set[int]] = {}
+        self._names: dict[str, set[_Port]] = {}
+        self._addresses: dict[str, set[_Port]] = {}
 
     def asked(self, name: str) -> None:
         """A name was resolved; with no connection to follow it is proposed for the web."""
         if name and len(self._names) < _MAX_LEARNED:
             self._names.setdefault(name, set())
 
-    def connected(self, name: str, address: str, port: int) -> None:
+    def connected(self, name: str, address: str, port: int, transport: Transport = Transport.TCP) -> None:
         table, key = (self._names, name) if name else (self._addresses, address)
         if key in table or len(table) < _MAX_LEARNED:
             ports = table.setdefault(key, set())
             if len(ports) < _MAX_PORTS:
-                ports.add(port)
+                ports.add((transport, port))
 
     def proposal(self) -> list[dict[str, Any]]:
         """Rules as a client would write them."""
         rules: list[dict[str, Any]] = []
         for field, table in (("domain", self._names), ("cidr", self._addresses)):
             for key in sorted(table):
-                rule: dict[str, Any] = {"id": f"learned-{len(rules) + 1}", "action": "allow", field: key}
-                ports = sorted(table[key])
-                if field == "cidr" or not set(ports) <= {80, 443}:
-                    rule["ports"] = ports
-                    rule["protocol"] = "tcp"
-                rules.append(rule)
+                for transport in Transport:
+                    ports = sorted(port for kind, port in table[key] if kind is transport)
+                    # A name that was only asked for is proposed for the web.
+                    if not ports and (transport is not Transport.TCP or table[key]):
+                        continue
+                    rule: dict[str, Any] = {"id": f"learned-{len(rules) + 1}", "action": "allow", field: key}
+                    if field == "cidr" or transport is Transport.UDP or not set(ports) <= {80, 443}:
+                        rule["ports"] = ports
+                        rule["protocol"] = transport.value
+                    rules.append(rule)
         return rules

@@ -13,6 +13,7 @@ from cloche_server.core.groups import group_from_json
 from cloche_server.core.netctl import PROTOCOL, grant_from_json, policy_from_json
 from cloche_server.core.network import TAP
 from cloche_server.host.carrier import has_carrier
+from cloche_server.netd.datagrams import Datagrams, Voice
 from cloche_server.netd.explain import explain
 from cloche_server.netd.intake import Intake
 from cloche_server.netd.journal import MAX_PAGE
@@ -27,6 +28,12 @@ _KINDS: Final = (
     (socket.AF_INET6, socket.SOCK_STREAM),
     (socket.AF_INET, socket.SOCK_DGRAM),
     (socket.AF_INET6, socket.SOCK_DGRAM),
+    (socket.AF_INET, socket.SOCK_DGRAM),
+    (socket.AF_INET6, socket.SOCK_DGRAM),
+    (socket.AF_INET, socket.SOCK_RAW),
+    (socket.AF_INET6, socket.SOCK_RAW),
+    (socket.AF_INET, socket.SOCK_RAW),
+    (socket.AF_INET6, socket.SOCK_RAW),
 )
 
 
@@ -50,6 +57,7 @@ class Attached:
         self._doors.open(session.sandbox)
         self._intake = Intake(session, (socks[0], socks[1]), tasks, pipes)
         self._resolver = UdpResolver(session, (socks[2], socks[3]), tasks)
+        self._datagrams = Datagrams(session, socks[4:6], Voice(socks[6:10]), tasks)
         self._any = socks[2]
 
     @property
@@ -60,6 +68,7 @@ class Attached:
     def close(self) -> None:
         self._intake.close()
         self._resolver.close()
+        self._datagrams.close()
         self._doors.close(self.session.sandbox)
         self.session.forget_waiting()
 
@@ -229,9 +238,9 @@ def _socket_of(fd: int) -> socket.socket:
 
 
 def _sockets(fds: list[int]) -> list[socket.socket]:
-    """Copies of the four sockets of a slot, in their order."""
+    """Copies of the sockets of a slot, in their order."""
     if len(fds) != len(_KINDS):
-        raise Refusal("invalid", "attach needs four sockets")
+        raise Refusal("invalid", f"attach needs {len(_KINDS)} sockets")
     socks = []
     try:
         for fd, (family, kind) in zip(fds, _KINDS, strict=True):
@@ -243,6 +252,6 @@ def _sockets(fds: list[int]) -> list[socket.socket]:
         for sock in socks:
             sock.close()
         if isinstance(error, OSError):
-            raise Refusal("invalid", "attach needs four sockets") from None
+            raise Refusal("invalid", f"attach needs {len(_KINDS)} sockets") from None
         raise
     return socks

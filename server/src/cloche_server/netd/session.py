@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -29,18 +29,20 @@ SPEAK_FIRST: Final = frozenset({80, 443, 8000, 8080, 8443})
 #: Names of one sandbox whose certificates are made ahead.
 MOST_PREPARED: Final = 64
 _MIB: Final = 1024 * 1024
+_QUIC: Final = 443
 
 
 @dataclass(slots=True)
 class Flow:
-    """One open connection of a guest. `claim`: what its first bytes said, None: they were not asked. `bound`: whether
-    the claimed name is known to have the address. `peer`: whom in its group it leads to; no policy is asked then. `cut`
-    ends the connection."""
+    """One open connection of a guest, or one flow of its datagrams (`transport`). `claim`: what its first bytes said,
+    None: they were not asked. `bound`: whether the claimed name is known to have the address. `peer`: whom in its group
+    it leads to; no policy is asked then. `cut` ends it."""
 
     number: int
     address: Address
     port: int
     cut: Callable[[], None]
+    transport: Transport = Transport.TCP
     claim: Claim | None = None
     bound: bool = True
     decided: Decision | None = None
@@ -89,6 +91,8 @@ class Session:
         self.down = Bucket(0, 0)
         self._set(policy, grants)
         self.lookups = Lookups(self, shared.upstream)
+        #: Called when another policy holds.
+        self.changed: Callable[[], None] = lambda: None
 
     def _set(self, policy: NetworkPolicy, grants: Sequence[SecretGrant]) -> None:
         self.policy = Policy(policy, self.shared.host, self.shared.never)
@@ -101,6 +105,7 @@ class Session:
     def replace(self, policy: NetworkPolicy, grants: Sequence[SecretGrant]) -> int:
         """The new policy holds at once; connections that it does not allow are cut. Returns how many."""
         self._set(policy, grants)
+        self.changed()
         self.forget_waiting()
         return self._cut("policy")
 
@@ -221,9 +226,9 @@ class Session:
 
     # ------------------------------------------------------------------ connections
 
-    def open(self, address: Address, port: int, cut: Callable[[], None]) -> Flow:
+    def open(self, address: Address, port: int, cut: Callable[[], None], transport: Transport = Transport.TCP) -> Flow:
         """Registers a connection of the guest; `close` ends it."""
-        flow = Flow(next(self._numbers), address, port, cut)
+        flow = Flow(next(self._numbers), address, port, cut, transport)
         self.totals.flows[flow.number] = flow
         self.totals.connections += 1
         return flow
@@ -268,6 +273,8 @@ class Session:
 
     def judge(self, flow: Flow) -> Decision:
         """On a connection as far as it is known; may be asked again at any time."""
+        if flow.transport is Transport.UDP:
+            return self.judge_datagram(flow.address, flow.port)
         names = self.names_of(flow.address)
         if flow.claim is None:
             decision = self.policy.decide_address(flow.address, flow.port, Transport.TCP, names)
@@ -276,6 +283,17 @@ class Session:
                 flow.address, flow.port, Transport.TCP, flow.claim, names, bound=flow.bound
             )
         return self._for_secrets(flow, decision) if self._grants else decision
+
+    def judge_datagram(self, address: Address | None, port: int, names: Collection[str] | None = None) -> Decision:
+        """On datagrams to an address (None: a public one). `names`: those that it has; left out, as they are known."""
+        if address is not None and self.peer(address) is not None:
+            return Decision(Outcome.DENY, "udp", "UDP is not carried to members of a group")
+        if names is None:
+            names = [] if address is None else self.names_of(address)
+        decision = self.policy.decide_datagram(address, port, names)
+        if decision.allowed and self.shared.dialer.proxy is not None:
+            return Decision(Outcome.DENY, "udp", "this host reaches others by a proxy only, which carries no UDP")
+        return decision
 
     def _for_secrets(self, flow: Flow, decision: Decision) -> Decision:
         """A connection that may be one to a host of a secret is not carried unread."""
@@ -313,7 +331,8 @@ class Session:
             LogEntry(
                 seq=0,
                 at=0.0,
-                kind="tcp",
+                kind=flow.transport.value,
+                protocol=flow.transport.value,
                 verdict="deny" if decision.outcome is Outcome.DENY else "allow",
                 rule=decision.rule,
                 reason=decision.reason,
@@ -328,7 +347,9 @@ class Session:
         )
         if self.policy.source.learn and not end and flow.peer is None:
             first = claim.name if claim is not None and claim.name else next(iter(self.names_of(flow.address)), "")
-            self.learner.connected(first, str(flow.address), flow.port)
+            falls_back = flow.transport is Transport.UDP and flow.port == _QUIC and not decision.allowed
+            if not falls_back:  # what works without is no part of a minimal policy
+                self.learner.connected(first, str(flow.address), flow.port, flow.transport)
 
     def record_name(self, name: str, decision: Decision) -> None:
         verdict = "allow" if decision.allowed else "deny"

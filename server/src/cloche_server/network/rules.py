@@ -17,6 +17,9 @@ from cloche_server.core.network import (
     PREFIX_IP6,
     TAP,
     TCP_PORT,
+    UDP_MARK,
+    UDP_PORT,
+    UDP_TABLE,
 )
 
 #: The neighbour is known beforehand, so that the first packet waits for nobody, and cannot be another one. What members
@@ -33,6 +36,12 @@ neighbour replace {GUEST_IP4} lladdr {GUEST_MAC} dev {TAP} nud permanent
 neighbour replace {GUEST_IP6} lladdr {GUEST_MAC} dev {TAP} nud permanent
 """
 
+#: Datagrams of any destination end in the slot: those that have our mark, which only our rules give.
+UDP_LINKS: Final = f"""\
+route replace local 0.0.0.0/0 dev lo table {UDP_TABLE}
+route replace local ::/0 dev lo table {UDP_TABLE}
+"""
+
 SYSCTLS: Final = (
     (f"ipv6/conf/{TAP}/accept_dad", "0"),
     (f"ipv6/conf/{TAP}/accept_ra", "0"),
@@ -43,10 +52,20 @@ SYSCTLS: Final = (
     ("ipv6/icmp/ratelimit", "0"),
 )
 
-#: Early: what nobody will carry is refused, so that a guest learns of it at once.
+#: Untracked: a guest could fill the host's table of connections with datagrams.
+#: Early: what nobody will carry is refused, so that a guest learns of it at once. Datagrams are caught where netd has
+#: opened the socket for them, because a rule of the policy allows some, and refused here otherwise.
 #: Arriving: only what was redirected, and answers to what the host has asked.
 RULES: Final = f"""\
 table inet cloche {{
+  chain untracked {{
+    type filter hook prerouting priority raw; policy accept;
+    iifname "{TAP}" udp dport != 53 notrack
+  }}
+  chain untracked_answers {{
+    type filter hook output priority raw; policy accept;
+    udp sport != {DNS_PORT} notrack
+  }}
   chain early {{
     type filter hook prerouting priority -150; policy accept;
     iifname != "{TAP}" accept
@@ -57,9 +76,10 @@ table inet cloche {{
     meta l4proto icmpv6 icmpv6 type {{ nd-neighbor-solicit, nd-neighbor-advert }} accept
     ip daddr {GATEWAY_IP4} icmp type echo-request accept
     ip6 daddr {GATEWAY_IP6} icmpv6 type echo-request accept
-    meta l4proto udp ct state established accept
     ip daddr {{ 224.0.0.0/4, 255.255.255.255 }} drop
     ip6 daddr ff00::/8 drop
+    ip saddr {GUEST_IP4} meta l4proto udp tproxy ip to :{UDP_PORT} meta mark set {UDP_MARK} accept
+    ip6 saddr {GUEST_IP6} meta l4proto udp tproxy ip6 to :{UDP_PORT} meta mark set {UDP_MARK} accept
     reject with icmpx admin-prohibited
   }}
   chain to_us {{
@@ -73,6 +93,7 @@ table inet cloche {{
     iifname "{TAP}" ct state established accept
     iifname "{TAP}" tcp dport {TCP_PORT} ct status dnat accept
     iifname "{TAP}" udp dport {DNS_PORT} ct status dnat accept
+    iifname "{TAP}" meta l4proto udp meta mark {UDP_MARK} accept
     iifname "{TAP}" meta l4proto {{ icmp, icmpv6 }} accept
     meta l4proto tcp reject with tcp reset
     reject with icmpx admin-prohibited
@@ -82,3 +103,6 @@ table inet cloche {{
   }}
 }}
 """
+
+#: The same rules for a slot that an earlier server has made, in one step.
+RENEWED_RULES: Final = "table inet cloche {}\ndelete table inet cloche\n" + RULES

@@ -17,14 +17,15 @@ from typing import Final, Protocol
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.netctl import MAX_FDS
-from cloche_server.core.network import DNS_PORT, TAP, TCP_PORT
-from cloche_server.host import netns
-from cloche_server.network.rules import LINKS, RULES, SYSCTLS
+from cloche_server.core.network import DNS_PORT, TAP, TCP_PORT, UDP_MARK, UDP_PORT, UDP_TABLE
+from cloche_server.host import datagrams, netns
+from cloche_server.network.rules import LINKS, RENEWED_RULES, RULES, SYSCTLS, UDP_LINKS
 from cloche_server.telemetry import log
 
 _log = log.get("slots")
 
 _READY: Final = "ready-"
+_FAMILIES: Final = (socket.AF_INET, socket.AF_INET6)
 #: After a slot was taken the next one is made this much later (seconds): whoever took it is still at work.
 SETTLE: Final = 0.5
 #: After a failure (seconds).
@@ -33,15 +34,24 @@ BACKOFF: Final = 5.0
 
 @dataclass(frozen=True, slots=True)
 class SlotSockets:
-    """What a slot's traffic arrives at: TCP of either family, and datagrams to the resolver."""
+    """What a slot's traffic arrives at, of IPv4 and IPv6: TCP, datagrams to the resolver, other datagrams; and what the
+    answers to those and their refusals leave by."""
 
     tcp4: socket.socket
     tcp6: socket.socket
     dns4: socket.socket
     dns6: socket.socket
+    udp4: socket.socket
+    udp6: socket.socket
+    udp_out4: socket.socket
+    udp_out6: socket.socket
+    icmp_out4: socket.socket
+    icmp_out6: socket.socket
 
     def all(self) -> tuple[socket.socket, ...]:
-        return self.tcp4, self.tcp6, self.dns4, self.dns6
+        """In the order of the control link."""
+        first = (self.tcp4, self.tcp6, self.dns4, self.dns6)
+        return *first, self.udp4, self.udp6, self.udp_out4, self.udp_out6, self.icmp_out4, self.icmp_out6
 
     def close(self) -> None:
         for one in self.all():
@@ -110,7 +120,7 @@ class Slots:
 
     async def sockets(self, machine_id: str) -> SlotSockets:
         """New sockets of a slot. Raises OSError: for one that is not there, and when its sockets are open already."""
-        return await asyncio.to_thread(netns.inside, self.path(machine_id), _sockets)
+        return await asyncio.to_thread(netns.inside, self.path(machine_id), make_sockets)
 
     async def doors(self, machine_id: str, count: int) -> Doors:
         """Sockets by which the guest of a slot is reached. Raises OSError."""
@@ -162,9 +172,15 @@ class Slots:
 def _make(path: Path) -> None:
     def furnish() -> None:
         os.close(netns.open_tap(TAP, make=True))
-        netns.configure(LINKS, RULES, SYSCTLS)
+        furnish_slot()
 
     netns.create(path, furnish)
+
+
+def furnish_slot() -> None:
+    """Everything but the tap itself, in this thread's namespace. Raises OSError, `host.unsupported`, `internal`."""
+    netns.configure(LINKS + UDP_LINKS, RULES, SYSCTLS)
+    datagrams.route_marked(UDP_MARK, UDP_TABLE)
 
 
 def _doors(count: int) -> Doors:
@@ -179,12 +195,24 @@ def _doors(count: int) -> Doors:
     return Doors(tuple(made))
 
 
-def _sockets() -> SlotSockets:
+def make_sockets() -> SlotSockets:
+    """The sockets of this thread's namespace. One that an earlier server has made is brought up to date. Raises
+    OSError, `host.unsupported`, `internal`."""
+    if not datagrams.has_table(UDP_TABLE):
+        datagrams.route_marked(UDP_MARK, UDP_TABLE)
+        netns.configure("", RENEWED_RULES)
+        netns.configure(UDP_LINKS, "")  # last: by the table it is known that everything is done
     made: list[socket.socket] = []
     try:
         for kind, port in ((socket.SOCK_STREAM, TCP_PORT), (socket.SOCK_DGRAM, DNS_PORT)):
-            for family in (socket.AF_INET, socket.AF_INET6):
+            for family in _FAMILIES:
                 made.append(netns.bound(kind, family, port))
+        for family in _FAMILIES:
+            made.append(datagrams.catcher(family, UDP_PORT))
+        for family in _FAMILIES:
+            made.append(datagrams.sender(family, socket.IPPROTO_UDP, TAP))
+        made.append(datagrams.sender(socket.AF_INET, socket.IPPROTO_ICMP, TAP))
+        made.append(datagrams.sender(socket.AF_INET6, socket.IPPROTO_ICMPV6, TAP))
     except BaseException:
         for one in made:
             one.close()
