@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from cloche_server.core import acme
+
 PREFIX: Final = "CLOCHE_"
 DEFAULT_CONFIG_FILE: Final = Path("/etc/cloche/cloche.toml")
 #: Variables with our prefix that belong to clients, to the set-up scripts or to tests, not to the server.
@@ -235,6 +237,14 @@ class Settings:
     )
     preview_cert: Path | None = _setting(None, "Certificate chain (PEM) for previews; read again when it changes.")
     preview_key: Path | None = _setting(None, "Its private key (PEM).")
+    preview_acme: str = _setting("", "ACME directory (`https://…`) to get certificates for previews from; empty: none.")
+    preview_acme_email: str = _setting("", "Address of mail that the authority may write to.")
+    preview_acme_agree: bool = _setting(False, "Whether you agree to the terms of service of the authority; needed.")
+    preview_acme_ca: Path | None = _setting(None, "Authorities (PEM) that the ACME server is trusted by; unset: usual.")
+    preview_acme_port: int = _setting(
+        80, "TCP port on which the authority's proof (HTTP-01) is answered, -1 for none.", low=-1, high=65535
+    )
+    preview_acme_hook: str = _setting("", "Command that sets TXT records (DNS-01), for a wildcard certificate.")
     preview_access: str = _setting(
         "public",
         "Who may use a port about which nothing was said: whoever knows the id, or who has a token.",
@@ -382,6 +392,8 @@ def _check_together(settings: Settings) -> None:
             )
     if (settings.preview_cert is None) != (settings.preview_key is None):
         raise SettingsError("preview_cert and preview_key go together")
+    if wrong := acme.obstacle(settings):
+        raise SettingsError(wrong)
     if settings.preview_url and not settings.preview_url.startswith(("http://", "https://")):
         raise SettingsError(f"preview_url = {settings.preview_url}: it begins with http:// or https://")
     if settings.exec_default_timeout > settings.exec_max_timeout:
