@@ -20,6 +20,7 @@ from cloche_server.app.challenges import Challenges
 from cloche_server.app.ports import PortWish
 from cloche_server.cli.doctor_previews import examine_previews
 from cloche_server.core.acme import PREFIX, Ledger, Wanted, challenge_token
+from cloche_server.core.http1 import RequestHead
 from cloche_server.core.previews import PreviewBase
 from cloche_server.gateway.door import Door
 from cloche_server.gateway.tls import ByName
@@ -28,6 +29,7 @@ from cloche_server.host.certificates import KeyPair, issue, make_authority
 from cloche_server.host.clock import SystemClock
 from cloche_server.settings import Settings
 from cloche_server.storage.certificates import CertificateFiles, Kept
+from cloche_server.wiring_tls import preview_tls
 
 BASE = "preview.example.test"
 DIRECTORY = "https://ca.example.test/dir"
@@ -167,6 +169,35 @@ async def test_a_certificate_that_cannot_be_shown_is_left_out_and_old_ones_are_r
     async with asyncio.TaskGroup() as group:
         await kept._look(group)
     assert {one.name for one in files.certificates()} == {"own.test", "odd.test"}
+
+
+async def test_what_a_server_begins_with_is_joined(tmp_path: Path, authority: KeyPair) -> None:
+    """Certificates that are kept are shown before the first connection, and the authority is not asked again."""
+    files = CertificateFiles(tmp_path / "data", DIRECTORY)
+    files.prepare()
+    now = SystemClock().now()
+    for name in (BASE, "own.test"):
+        files.keep(Kept(name, issue(authority, name, now)))
+    settings = Settings(data=tmp_path / "data", preview_acme=DIRECTORY, preview_acme_agree=True)
+    async with site(tmp_path, domain=BASE) as front:
+        await front.ports.declare("w", BOX, PortWish(3000, domain="own.test"))
+        base = front.ports.base
+        async with preview_tls(settings, front.gateway, front.ports, base, SystemClock()) as context:
+            assert context is not None
+            server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0, ssl=context)
+            trusting = ssl.create_default_context(cadata=authority.certificate_pem.decode())
+            for name in (BASE, "own.test"):
+                _, writer = await asyncio.open_connection(
+                    *server.sockets[0].getsockname(), ssl=trusting, server_hostname=name
+                )
+                writer.close()
+            server.close()
+            assert front.gateway.door is not None
+            moved = front.gateway.door.plain(RequestHead(b"GET", b"/", 1, (), b"own.test"))
+            assert moved.headers[0] == (b"Location", f"https://own.test:{front.port}/".encode())
+        async with preview_tls(Settings(data=tmp_path), front.gateway, front.ports, base, SystemClock()) as context:
+            assert context is None
+    assert files.ledger().orders == []
 
 
 async def test_a_hook_that_cannot_be_run_refuses_the_order() -> None:

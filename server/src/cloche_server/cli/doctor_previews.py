@@ -39,7 +39,9 @@ def _acme(settings: Settings) -> list[Finding]:
     if not settings.preview_acme:
         return []
     files = CertificateFiles(settings.data, settings.preview_acme)
-    ledger, found, seen = files.ledger(), [], set()
+    ledger = files.ledger()
+    found: list[Finding] = []
+    seen: set[str] = set()
     for kept in files.certificates():
         seen.add(kept.name)
         trouble = ledger.troubles.get(kept.name)

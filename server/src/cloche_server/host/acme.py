@@ -17,13 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-import josepy
 from acme import challenges, client, errors, messages
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from josepy.errors import Error as JoseError
+from josepy.jwa import ES256
+from josepy.jwk import JWK
 
 from cloche_server import __version__
 from cloche_server.core.acme import Life
@@ -130,7 +132,7 @@ class _Session:
         self._ca = ca
         self._account_pem = account_pem
         self._client: client.ClientV2
-        self._key: josepy.JWK
+        self._key: JWK
 
     def order(self, csr_pem: bytes) -> messages.OrderResource:
         self._step("the authority cannot be asked", self._open, of_name=False)
@@ -145,9 +147,9 @@ class _Session:
             raise
 
     def _open(self) -> None:
-        self._key = josepy.JWK.load(self._account_pem)
+        self._key = JWK.load(self._account_pem)
         net = client.ClientNetwork(
-            self._key, alg=josepy.ES256, user_agent=f"cloche-server/{__version__}", timeout=ANSWER_SECONDS
+            self._key, alg=ES256, user_agent=f"cloche-server/{__version__}", timeout=ANSWER_SECONDS
         )
         if self._ca is not None:
             net.verify_ssl = str(self._ca)  # type: ignore[assignment]
@@ -218,7 +220,7 @@ class _Session:
             raise Refused(f"{what}: {_told(error.error)}", of_name=of_name) from None
         except OSError as error:  # what `requests` raises is of this kind
             raise Refused(f"{what}: {_short(str(error))}", of_name=False) from None
-        except (errors.Error, josepy.Error, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (errors.Error, JoseError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refused(f"{what}: its answer makes no sense ({_short(repr(error))})", of_name=False) from None
 
 
