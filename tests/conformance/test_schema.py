@@ -29,16 +29,6 @@ EXAMPLES = 5
 KEPT: set[str] = set()
 
 
-def _only(schemas: dict[str, Any]) -> None:
-    """Fields with one value."""
-    for body, field, value in (
-        ("WebhookBody", "url", RECEIVER),
-        ("WebhookPatch", "url", RECEIVER),
-        ("SshKeyBody", "public_key", PUBLIC_KEY),
-    ):
-        schemas[body]["properties"][field] = {"enum": [value]}
-
-
 @pytest.fixture(scope="module")
 def document(api: Api) -> dict[str, Any]:
     return dict(api.call("GET", "/openapi.json"))

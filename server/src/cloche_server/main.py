@@ -18,10 +18,10 @@ from cloche_server.api.protocol import Sharing, handing_over, protocol_for
 from cloche_server.app.netprobes import NetworkProbes
 from cloche_server.app.services import Services
 from cloche_server.app.tend import tend
+from cloche_server.core.previews import PreviewBase
 from cloche_server.engine.qemu.driver import QemuEngine
 from cloche_server.gateway.gateway import Gateway
 from cloche_server.gateway.routes import is_ours
-from cloche_server.gateway.tls import Certificate
 from cloche_server.host.instance import Instance
 from cloche_server.parts import Parts
 from cloche_server.settings import Settings
@@ -32,6 +32,7 @@ from cloche_server.wiring import (
     build_engine,
     build_gateway,
     build_ssh,
+    door_listener,
     listen,
     open_database,
     prepare_data,
@@ -40,6 +41,7 @@ from cloche_server.wiring import (
     preview_listener,
     ssh_listener,
 )
+from cloche_server.wiring_tls import preview_tls
 
 _log = log.get("main")
 
@@ -58,6 +60,7 @@ class _Sockets:
     api: socket.socket
     previews: socket.socket | None
     ssh: socket.socket | None
+    door: socket.socket | None
 
 
 class Main:
@@ -82,16 +85,17 @@ class Main:
         await asyncio.to_thread(prepare_data, settings.data)
         with Instance(settings.data) as instance:
             listener = listen(settings.host, settings.port, "--port")
-            previews = ssh = None
+            previews = ssh = door = None
             try:
                 previews = preview_listener(settings)
                 ssh = ssh_listener(settings)
+                door = door_listener(settings)
                 self.address = listener.getsockname()[:2]
                 instance.announce(*self.address)
                 async with open_database(settings.data) as database:
-                    await self._serve(database, instance, _Sockets(listener, previews, ssh))
+                    await self._serve(database, instance, _Sockets(listener, previews, ssh, door))
             finally:
-                for one in (listener, previews, ssh):
+                for one in (listener, previews, ssh, door):
                     if one is not None:
                         one.close()
 
@@ -129,7 +133,7 @@ class Main:
                 await audit.open()
                 background.append(group.create_task(audit.run(), name="audit"))
             gateway = build_gateway(self.settings, parts.services, parts.dialer, base)
-            previewing = group.create_task(self._preview(gateway, sockets.previews), name="previews")
+            previewing = group.create_task(self._preview(gateway, sockets, parts.services, base), name="previews")
             close_ssh = await self._open_ssh(group, parts, sockets.ssh)
             parts.services.ready.set()
             server = _http_server(self.settings, parts.services, gateway)
@@ -175,18 +179,10 @@ class Main:
 
         return close
 
-    async def _preview(self, gateway: Gateway, listener: socket.socket | None) -> None:
+    async def _preview(self, gateway: Gateway, sockets: _Sockets, services: Services, base: PreviewBase | None) -> None:
         """Serves previews until the gateway is stopped."""
-        cert, key = self.settings.preview_cert, self.settings.preview_key
-        if cert is None or key is None:
-            await gateway.run(listener, None, self.settings.shutdown_grace)
-            return
-        certificate = await asyncio.to_thread(Certificate, cert, key, gateway.protocols)
-        watching = asyncio.ensure_future(certificate.watch())
-        try:
-            await gateway.run(listener, certificate.context, self.settings.shutdown_grace)
-        finally:
-            watching.cancel()
+        async with preview_tls(self.settings, gateway, services.ports, base, services.clock) as tls:
+            await gateway.run(sockets.previews, tls, self.settings.shutdown_grace, sockets.door)
 
 
 def _http_server(settings: Settings, services: Services, gateway: Gateway) -> _Server:

@@ -9,14 +9,14 @@ is an error, so that a typing mistake never runs silently with a default.
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
 import os
-import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+
+from cloche_server import settings_together
 
 PREFIX: Final = "CLOCHE_"
 DEFAULT_CONFIG_FILE: Final = Path("/etc/cloche/cloche.toml")
@@ -30,11 +30,7 @@ FOREIGN_VARIABLES: Final = frozenset(
         "CLOCHE_GUEST_MIRROR",
     }
 )
-#: `<data>/run/.staging-<pid>-<start>-<random>/agent.sock` must fit into the 107 bytes of a Unix socket address.
-MAX_DATA_DIR_LENGTH: Final = 50
-
-#: As browsers send it: lower case, no path, no port that goes without saying.
-_ORIGIN: Final = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[a-z0-9.-]+)(:[0-9]{1,5})?")
+MAX_DATA_DIR_LENGTH: Final = settings_together.MAX_DATA_DIR_LENGTH
 
 
 class SettingsError(ValueError):
@@ -235,6 +231,14 @@ class Settings:
     )
     preview_cert: Path | None = _setting(None, "Certificate chain (PEM) for previews; read again when it changes.")
     preview_key: Path | None = _setting(None, "Its private key (PEM).")
+    preview_acme: str = _setting("", "ACME directory (`https://…`) to get certificates for previews from; empty: none.")
+    preview_acme_email: str = _setting("", "Address of mail that the authority may write to.")
+    preview_acme_agree: bool = _setting(False, "Whether you agree to the terms of service of the authority; needed.")
+    preview_acme_ca: Path | None = _setting(None, "Authorities (PEM) that the ACME server is trusted by; unset: usual.")
+    preview_acme_port: int = _setting(
+        80, "TCP port on which the authority's proof (HTTP-01) is answered, -1 for none.", low=-1, high=65535
+    )
+    preview_acme_hook: str = _setting("", "Command that sets TXT records (DNS-01), for a wildcard certificate.")
     preview_access: str = _setting(
         "public",
         "Who may use a port about which nothing was said: whoever knows the id, or who has a token.",
@@ -375,44 +379,6 @@ def load(flags: Mapping[str, object] | None = None, environ: Mapping[str, str] |
         if values[name] is not None:
             _check(name, known[name], values[name], source)
     settings = Settings(**values)
-    _check_together(settings)
+    if wrong := settings_together.obstacle(settings):
+        raise SettingsError(wrong)
     return settings
-
-
-def _check_together(settings: Settings) -> None:
-    if len(str(settings.data)) > MAX_DATA_DIR_LENGTH:
-        raise SettingsError(
-            f"data = {settings.data}: the path is longer than {MAX_DATA_DIR_LENGTH} characters, "
-            "and the Unix sockets below it would not fit; choose a shorter one"
-        )
-    if settings.default_memory_mb > settings.max_memory_mb or settings.default_cpus > settings.max_cpus:
-        raise SettingsError("the default size of a sandbox is above the largest size that is allowed")
-    for origin in settings.origins:
-        if _ORIGIN.fullmatch(origin) is None:
-            raise SettingsError(
-                f"cors_origins: {origin!r} is not an origin; write scheme, name and port as browsers do, without a "
-                "path (`https://app.example.com`), and name each one: `*` is not taken"
-            )
-    if (settings.preview_cert is None) != (settings.preview_key is None):
-        raise SettingsError("preview_cert and preview_key go together")
-    if settings.preview_url and not settings.preview_url.startswith(("http://", "https://")):
-        raise SettingsError(f"preview_url = {settings.preview_url}: it begins with http:// or https://")
-    if settings.exec_default_timeout > settings.exec_max_timeout:
-        raise SettingsError("exec_default_timeout is above exec_max_timeout")
-    _check_network(settings)
-
-
-def _check_network(settings: Settings) -> None:
-    for name, text, parse in (
-        ("network_never", settings.network_never, ipaddress.ip_network),
-        ("network_resolvers", settings.network_resolvers, ipaddress.ip_address),
-    ):
-        for part in filter(None, (part.strip() for part in text.split(","))):
-            try:
-                parse(part)
-            except ValueError:
-                raise SettingsError(
-                    f"{name}: {part!r} is not {'a network' if 'never' in name else 'an address'}"
-                ) from None
-    if settings.network_proxy and not settings.network_proxy.startswith(("http://", "socks5://")):
-        raise SettingsError("network_proxy begins with http:// or socks5://")  # never quoted: it may hold a password

@@ -217,6 +217,13 @@ def build_ssh(settings: Settings, services: Services, dialer: SandboxDialer) -> 
     return SshServer(house, host_key(settings.data))
 
 
+def door_listener(settings: Settings) -> socket.socket | None:
+    """Without TLS, for ACME. None: it is not needed. Raises `host.unsupported`."""
+    if not settings.preview_acme or settings.preview_acme_port < 0:
+        return None
+    return listen(settings.preview_host or settings.host, settings.preview_acme_port, "--preview-acme-port")
+
+
 def preview_base(settings: Settings, listener: socket.socket | None) -> PreviewBase | None:
     """Under which names clients reach previews."""
     if listener is None:
@@ -224,7 +231,7 @@ def preview_base(settings: Settings, listener: socket.socket | None) -> PreviewB
     if settings.preview_url:
         parts = urlsplit(settings.preview_url)
         return PreviewBase(parts.scheme, parts.hostname or "localhost", parts.port)
-    scheme = "http" if settings.preview_cert is None else "https"
+    scheme = "http" if settings.preview_cert is None and not settings.preview_acme else "https"
     return PreviewBase(scheme, settings.preview_domain.lower(), listener.getsockname()[1])
 
 

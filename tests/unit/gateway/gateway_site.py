@@ -262,6 +262,8 @@ async def site(
     usual: PortAccess = PortAccess.PUBLIC,
     tls: ssl.SSLContext | None = None,
     brakes: Brakes | None = None,
+    domain: str = "localhost",
+    plain: socket.socket | None = None,
 ) -> AsyncIterator[Site]:
     database = Database(folder / "gateway.db")
     await database.open()
@@ -273,13 +275,13 @@ async def site(
     listener.setblocking(False)
     port = listener.getsockname()[1]
     access: Any = _Access(world)
-    base = PreviewBase("http" if tls is None else "https", "localhost", port)
+    base = PreviewBase("http" if tls is None else "https", domain, port)
     ports = Ports(access, PortStore(database), SystemClock(), b"k" * 32, usual, base)
     gate = Gate(ports, world, world, SystemClock(), brakes or Brakes(0, 0, 0))
     gateway = Gateway(world, gate, ports, SystemClock(), limits or Limits(), base)
     crashes: list[str] = []
     gateway_module._log = _Log(crashes)
-    running = asyncio.ensure_future(gateway.run(listener, tls, 0.2))
+    running = asyncio.ensure_future(gateway.run(listener, tls, 0.2, plain))
     try:
         yield Site(gateway, ports, world, guest, port)
     finally:

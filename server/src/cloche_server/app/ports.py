@@ -73,6 +73,8 @@ class Ports:
 
     #: Told of a port whose rule has changed: who came in by the old one has to go. Set once.
     on_change: Callable[[str, int], None] | None = None
+    #: Told when a domain has come or gone. Set once.
+    on_domains: Callable[[], None] | None = None
 
     def __init__(
         self, access: Access, store: PortStore, clock: Clock, key: bytes, usual: PortAccess, base: PreviewBase | None
@@ -103,6 +105,10 @@ class Ports:
 
     def at_domain(self, domain: str) -> PortRule | None:
         return self._domains.get(domain)
+
+    def domains(self) -> dict[str, str]:
+        """All that lead to a port, with the workspace of each."""
+        return {domain: rule.workspace for domain, rule in self._domains.items()}
 
     def read(self, token: str) -> PreviewToken | None:
         """None when it is not ours, or has expired."""
@@ -264,11 +270,17 @@ class Ports:
         self._rules[rule.sandbox_id, rule.port] = rule
         if rule.domain is not None:
             self._domains[rule.domain] = rule
+            self._domains_changed()
 
     def _drop(self, rule: PortRule) -> None:
         self._rules.pop((rule.sandbox_id, rule.port), None)
         if rule.domain is not None:
             self._domains.pop(rule.domain, None)
+            self._domains_changed()
+
+    def _domains_changed(self) -> None:
+        if self.on_domains is not None:
+            self.on_domains()
 
     def _changed(self, rule: PortRule) -> None:
         _log.info("port.changed", sandbox=rule.sandbox_id, port=rule.port)

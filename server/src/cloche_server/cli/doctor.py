@@ -9,13 +9,15 @@ import os
 import resource
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 import click
 
 from cloche_server import __version__
 from cloche_server.app.throwaway import probe_throwaway
 from cloche_server.cli.common import data_option, run_async, settings_from
+from cloche_server.cli.doctor_previews import examine_previews
+from cloche_server.cli.finding import FAIL, OK, WARN, Finding
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.probes import Probe
 from cloche_server.engine.qemu.probe import choose_accel, kvm_obstacle, probe_kvm, probe_qemu
@@ -27,18 +29,6 @@ from cloche_server.storage.kernel import find_kernel
 from cloche_server.storage.locate import find_agent
 from cloche_server.storage.templates import TemplateCatalog
 from cloche_server.wiring import build_engine, build_network, build_wall, prepare_data
-
-OK, WARN, FAIL = "ok", "warn", "fail"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing about this host. `fail`: sandboxes cannot run; `warn`: they run with less."""
-
-    name: str
-    level: str
-    found: str
-    advice: str = ""
 
 
 @click.command()
@@ -72,6 +62,7 @@ async def examine(settings: Settings) -> list[Finding]:
         _resources,
         _kernel_parts,
         _baked,
+        examine_previews,
     ]
     found: list[Finding] = []
     for check in checks:

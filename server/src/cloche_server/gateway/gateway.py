@@ -19,6 +19,7 @@ from cloche_server.core.http1 import Framing, HttpError, RequestHead, format_res
 from cloche_server.core.previews import PreviewBase, is_port
 from cloche_server.gateway import pages
 from cloche_server.gateway.admission import Gate, Grant
+from cloche_server.gateway.door import Door
 from cloche_server.gateway.exchange import Exchange
 from cloche_server.gateway.forward import Pulse, Truncated, forward
 from cloche_server.gateway.headers import to_guest, wants_page
@@ -65,6 +66,8 @@ class Gateway:
         self.tunnel: Callable[[Exchange, Grant, GuestDialer, Session], Awaitable[None]] | None = None
         #: Takes what the audit log is to tell; set once, where one is kept.
         self.audit: Callable[[AuditEntry], None] | None = None
+        #: Answers who proves names to an authority, and all on the listener without TLS; set once, with ACME.
+        self.door: Door | None = None
         ports.on_change = self._sessions.revoke
 
     @property
@@ -74,16 +77,24 @@ class Gateway:
 
     # ---------------------------------------------------------------- life
 
-    async def run(self, listener: socket.socket | None, tls: ssl.SSLContext | None, grace: float) -> None:
-        """Serves until `stop`, and then at most `grace` seconds more what is under way."""
+    async def run(
+        self,
+        listener: socket.socket | None,
+        tls: ssl.SSLContext | None,
+        grace: float,
+        plain: socket.socket | None = None,
+    ) -> None:
+        """Serves until `stop`, and then at most `grace` seconds more what is under way. `plain`: for the door alone."""
         loop = asyncio.get_running_loop()
-        server = None
+        servers = []
         async with asyncio.TaskGroup() as group:
             self._group = group
             if listener is not None:
-                server = await loop.create_server(lambda: SocketStream(self._made), sock=listener, ssl=tls)
+                servers.append(await loop.create_server(lambda: SocketStream(self._made), sock=listener, ssl=tls))
+            if plain is not None:
+                servers.append(await loop.create_server(lambda: SocketStream(self._made_plain), sock=plain))
             await self._stopping.wait()
-            if server is not None:
+            for server in servers:
                 server.close()
             await self._drain(grace)
             self._group = None
@@ -104,6 +115,9 @@ class Gateway:
     def _made(self, stream: SocketStream) -> None:
         self._start(stream, own=True)
 
+    def _made_plain(self, stream: SocketStream) -> None:
+        self._start(stream, own=True, plain=True)
+
     def adopt(self, transport: asyncio.Transport, data: bytes) -> None:
         """Takes a connection of the API's listener over, with the bytes of the request that it has begun."""
         stream = SocketStream()
@@ -112,15 +126,15 @@ class Gateway:
         stream.data_received(data)
         self._start(stream, own=False)
 
-    def _start(self, stream: SocketStream, *, own: bool) -> None:
+    def _start(self, stream: SocketStream, *, own: bool, plain: bool = False) -> None:
         if self._group is None or self._stopping.is_set() or len(self._clients) >= MAX_CLIENTS:
             stream.close()
             return
         self._clients.add(stream)
-        task = self._group.create_task(self._serve(stream, own=own), name="preview")
+        task = self._group.create_task(self._serve(stream, own=own, plain=plain), name="preview")
         task.add_done_callback(lambda _: self._clients.discard(stream))
 
-    async def _serve(self, stream: SocketStream, *, own: bool) -> None:
+    async def _serve(self, stream: SocketStream, *, own: bool, plain: bool) -> None:
         tls = stream.transport.get_extra_info("ssl_object")
         try:
             if tls is not None and self.http2 is not None and tls.selected_alpn_protocol() == "h2":
@@ -128,7 +142,7 @@ class Gateway:
                 return
             await serve(
                 stream,
-                lambda exchange: self.handle(exchange, own=own),
+                lambda exchange: self.handle(exchange, own=own, plain=plain),
                 self._refuse,
                 secure=tls is not None,
                 once=not own,
@@ -149,12 +163,13 @@ class Gateway:
 
     # ---------------------------------------------------------------- one request
 
-    async def handle(self, exchange: Exchange, *, own: bool) -> None:
+    async def handle(self, exchange: Exchange, *, own: bool, plain: bool = False) -> None:
         """Answers one request, whatever happens."""
         request_id = _new_id()
         why = None
         try:
-            why = await self._attempt(exchange, own, request_id)
+            if not (own and await self._at_door(exchange, plain=plain)):
+                why = await self._attempt(exchange, own, request_id)
         except ClocheError as error:
             why = error.code
             await self._answer(exchange, error, request_id)
@@ -167,6 +182,15 @@ class Gateway:
             exchange.cut()
         if why is not None:
             _log.info("preview.failed", why=why, request_id=request_id)
+
+    async def _at_door(self, exchange: Exchange, *, plain: bool) -> bool:
+        """Whether that was all. On the listener without TLS it always is. Raises `sandbox.not_found`."""
+        if self.door is None:
+            return False
+        told = self.door.plain(exchange.head) if plain else self.door.proof(exchange.head)
+        if told is not None:
+            await _send(exchange, told.status, told.reason, told.headers, told.body)
+        return told is not None
 
     async def _attempt(self, exchange: Exchange, own: bool, request_id: str) -> str | None:
         route = self._route(exchange.head, own)

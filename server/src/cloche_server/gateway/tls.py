@@ -1,4 +1,4 @@
-"""The certificate of the gateway: files that are read again when they change, without a restart."""
+"""Certificates of the gateway: files that are read again when they change, and others chosen by the client's SNI."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.host.certificates import KeyPair, server_context
 from cloche_server.telemetry import log
 
 _log = log.get("tls")
@@ -64,3 +65,45 @@ class Certificate:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             await asyncio.to_thread(self.look)
+
+
+class ByName:
+    """`context` goes to the listener. `usual` is for all names without a certificate of their own, and None: then a
+    client that wants such a name is told that it is unknown, and one that names none gets that of `base`."""
+
+    def __init__(self, usual: ssl.SSLContext | None, base: str, protocols: tuple[str, ...]) -> None:
+        self._usual = usual
+        self._base = base
+        self._protocols = list(protocols)
+        self._contexts: dict[str, ssl.SSLContext] = {}
+        self.context = usual if usual is not None else ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.set_alpn_protocols(self._protocols)
+        self.context.sni_callback = self._choose
+
+    async def put(self, name: str, pair: KeyPair | None) -> None:
+        """From now on new connections get this one for the name (`*.` in front: for all one level below), or none.
+
+        Raises OSError, ValueError when it is none; what was shown before then stays."""
+        if pair is None:
+            self._contexts.pop(name, None)
+            return
+        context = await asyncio.to_thread(server_context, pair)
+        context.set_alpn_protocols(self._protocols)
+        self._contexts[name] = context
+
+    def find(self, name: str | None) -> ssl.SSLContext | None:
+        """What a client that wants this name gets; None: the usual one, or nothing."""
+        if name is None:
+            return self._contexts.get(self._base) if self._usual is None else None
+        wanted = name.lower().removesuffix(".")
+        _, _, above = wanted.partition(".")
+        return self._contexts.get(wanted) or self._contexts.get(f"*.{above}")
+
+    def _choose(self, connection: ssl.SSLObject, name: str | None, _: ssl.SSLContext) -> int | None:
+        found = self.find(name)
+        if found is not None:
+            connection.context = found
+        elif self._usual is None and name is not None:
+            return ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME
+        return None

@@ -39,6 +39,15 @@ webhook_deliveries = Counter(
     "cloche_webhook_deliveries_total", "Attempts to deliver an event, by outcome", ["outcome"], registry=REGISTRY
 )
 audit_lost = Counter("cloche_audit_lost_total", "Entries that the audit log had no room for", registry=REGISTRY)
+certificate_orders = Counter(
+    "cloche_certificate_orders_total", "Certificates of previews asked for, by outcome", ["outcome"], registry=REGISTRY
+)
+certificates = Gauge(
+    "cloche_certificates",
+    "Names of previews by the state of their certificate (good, overdue, expired, missing)",
+    ["state"],
+    registry=REGISTRY,
+)
 
 
 def render() -> bytes:
