@@ -128,6 +128,8 @@ CODES: Final[Mapping[str, type[ClocheError]]] = {
     "service.not_found": NotFoundError,
     "service.conflict": ConflictError,
     "service.too_many": ConflictError,
+    "sshkey.not_found": NotFoundError,
+    "sshkey.too_many": ConflictError,
     "file.not_found": FileNotFound,
     "file.is_directory": IsADirectory,
     "file.not_a_directory": NotADirectory,
