@@ -264,7 +264,7 @@ def _finish_operation(path: str, operation: Schema) -> None:
     if _can_be_invalid(operation):
         wanted.append(400)
     for status in wanted:
-        responses.setdefault(str(status), _error_response(status))
+        responses.setdefault(str(status), error_answer(status))
     if below and not linked:
         _add_scope(operation, responses)
     _add_path_parameters(path, operation)
@@ -286,7 +286,7 @@ def _add_scope(operation: Schema, responses: Schema) -> None:
     operation["x-scope"] = need.scope.value
     operation["x-reach"] = need.reach.value
     if need.scope is not Scope.READ or need.reach is not Reach.SANDBOX:
-        responses.setdefault("403", _error_response(403))
+        responses.setdefault("403", error_answer(403))
     for status in responses:
         if status != "401":
             responses[status]["headers"] = {**_LIMITS, **responses[status].get("headers", {})}
@@ -313,12 +313,6 @@ def _without_null(schema: Schema) -> Schema:
     if rest.get("default", ...) is None:
         del rest["default"]
     return {**kinds[0], **rest}
-
-
-def _error_response(status: int) -> Schema:
-    answer = error_answer(status)
-    del answer["model"]
-    return {**answer, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}}}
 
 
 def _add_links(document: Schema) -> None:
