@@ -23,7 +23,9 @@ from cloche_server.core.filelinks import FileLink
 public = APIRouter(tags=["files"])
 
 _GUEST = (400, 402, 403, 404, 409, 500, 502, 503, 507)
-Token = Annotated[str, Path(alias="token", description="As it was made.")]
+#: Told, not checked by the framework: what is no token is refused as any token that is not good.
+_FORM = {"pattern": r"^[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+$"}
+Token = Annotated[str, Path(alias="token", description="As it was made.", json_schema_extra=_FORM)]
 _BINARY = {"schema": {"type": "string", "format": "binary"}}
 
 
