@@ -302,10 +302,14 @@ class Response:
         finally:
             self._stream.abandon()
 
-    async def aclose(self) -> None:
-        """Reset the call if it is unfinished, and drop what is buffered. Never waits."""
+    def close(self) -> None:
+        """Reset the call if it is unfinished, and drop what is buffered."""
         self._stream.buf.clear()
         self._stream.abandon()
+
+    async def aclose(self) -> None:
+        """`close`, for what closes with await. Never waits."""
+        self.close()
 
     async def __aenter__(self) -> Response:
         return self

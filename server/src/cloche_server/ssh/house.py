@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from cloche_server.app.attached import Attachments
 from cloche_server.app.audit import AuditEntry
-from cloche_server.app.dialing import GuestDialer
+from cloche_server.app.dialing import SocketDialer
 from cloche_server.app.sshkeys import SshKeys, Visit
 from cloche_server.core.ratelimit import RateLimiter
 from cloche_server.host.clock import Clock, random_bytes
@@ -49,7 +49,7 @@ class Guest(Protocol):
 
 class House:
     def __init__(
-        self, keys: SshKeys, attachments: Attachments, dialer: GuestDialer, clock: Clock, limits: Limits
+        self, keys: SshKeys, attachments: Attachments, dialer: SocketDialer, clock: Clock, limits: Limits
     ) -> None:
         self.keys = keys
         self.attachments = attachments
