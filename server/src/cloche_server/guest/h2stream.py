@@ -242,6 +242,10 @@ class Stream:
             size, self._unpaid = self._unpaid, 0
             self._carrier.grant(self, size)
 
+    def linger(self, seconds: float) -> None:
+        """Nobody holds the call any more; it has so long to end by itself."""
+        self._carrier.loop.call_later(seconds, self.abandon)
+
     def abandon(self) -> None:
         """The caller has no more interest: RST_STREAM(CANCEL) unless the call is complete."""
         self._carrier.reset(self)

@@ -70,7 +70,8 @@ class SocketCalls:
         `port.timeout`."""
         ctx = CallContext("socket", path=path, user=user)
         query = [("path", quote(path, safe="/")), *_as(user)]
-        return GuestTunnel(*await self._caller.duplex("/v1/unix", ctx, query=query, most=IN_FLIGHT, timeout=timeout))
+        made = await self._caller.duplex("/v1/unix", ctx, query=query, most=IN_FLIGHT, timeout=timeout)
+        return GuestTunnel(self._caller, *made)
 
     async def listen_port(self, port: int, user: str | None, *, timeout: float = CALL_SECONDS) -> GuestListener:
         """Listens on a port of loopback; 0 is any. Raises `port.in_use`, `file.permission_denied`."""
@@ -102,7 +103,8 @@ class SocketCalls:
         """Takes a connection that has come. Raises `port.closed` when it waits no more."""
         ctx = CallContext("arrival")
         query = [("id", arrival.id)]
-        return GuestTunnel(*await self._caller.duplex("/v1/accept", ctx, query=query, most=IN_FLIGHT, timeout=timeout))
+        made = await self._caller.duplex("/v1/accept", ctx, query=query, most=IN_FLIGHT, timeout=timeout)
+        return GuestTunnel(self._caller, *made)
 
 
 def _as(user: str | None) -> list[tuple[str, str]]:

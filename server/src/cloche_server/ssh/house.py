@@ -85,10 +85,12 @@ class House:
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that never takes the others with it."""
         if self._group is None:
-            task = asyncio.ensure_future(_nothing(work))
-            task.cancel()
-            return task
-        return self._group.create_task(_contained(work), name="ssh")
+            task = asyncio.ensure_future(_nothing())
+        else:
+            task = self._group.create_task(_contained(work), name="ssh")
+        # One that is cancelled before it has begun never gets to its work.
+        task.add_done_callback(lambda _: work.close())
+        return task
 
     # ---------------------------------------------------------------- coming and going
 
@@ -191,8 +193,8 @@ async def _contained(work: Coroutine[Any, Any, None]) -> None:
         _log.error("ssh.crashed", error=repr(error), trace="".join(traceback.format_exception(error)))
 
 
-async def _nothing(work: Coroutine[Any, Any, None]) -> None:
-    work.close()
+async def _nothing() -> None:
+    """In place of what is not begun any more."""
 
 
 def network_of(address: str) -> str:
