@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Final
@@ -52,7 +53,8 @@ class GuestListener:
             found = f.text("id", _ID_MAX)
             if not (found.isascii() and found.isalnum()):
                 raise protocol_error("a connection with an impossible identifier")
-            return Arrival(found, f.opt_text("from", _HOST_MAX) or "", f.opt_integer("from_port", 0, 65535) or 0)
+            host = f.opt_text("from", _HOST_MAX) or ""
+            return Arrival(found, host if _is_address(host) else "", f.opt_integer("from_port", 0, 65535) or 0)
         raise protocol_error("a listener without an end")
 
     def close(self) -> None:
@@ -105,6 +107,15 @@ class SocketCalls:
         query = [("id", arrival.id)]
         made = await self._caller.duplex("/v1/accept", ctx, query=query, most=IN_FLIGHT, timeout=timeout)
         return GuestTunnel(self._caller, *made)
+
+
+def _is_address(text: str) -> bool:
+    """It goes to the client, which may show it."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return "%" not in text
 
 
 def _as(user: str | None) -> list[tuple[str, str]]:

@@ -36,6 +36,7 @@ MAX_FORWARDS: Final = 128
 MAX_OFFERS: Final = 20
 #: Characters of a name, and of a password, that are looked at.
 MAX_NAME: Final = 128
+_ENDED: Final = "the token or key that opened this connection has ended"
 
 
 class Visitor(asyncssh.SSHServer):
@@ -139,9 +140,10 @@ class Visitor(asyncssh.SSHServer):
         """Until the client goes, or its sandbox, token or key ends, or nothing has moved for too long."""
         try:
             with visit.hold():
-                why = await self._until_over(visit)
+                # It may have ended between the look at it and here.
+                why = await self._until_over(visit) if await visit.stands() else _ENDED
         except asyncio.CancelledError:
-            self.end("the token or key that opened this connection has ended")
+            self.end(_ENDED)
             raise
         if why is not None:
             self.end(why)
