@@ -83,12 +83,15 @@ async def test_a_key_of_another_workspace_opens_nothing_here(site: SshSite) -> N
 
 
 async def test_a_key_that_ends_between_the_look_at_it_and_the_login(site: SshSite) -> None:
-    found = site.keys.by_key
+    found, looks = site.keys.by_key, 0
 
     async def slow(name: str, fingerprint: str) -> Any:
+        nonlocal looks
+        looks += 1
         visit = await found(name, fingerprint)
-        for one in await site.keys.list(OWNER):
-            await site.keys.delete(OWNER, one.id)
+        if looks == 2:  # the first one is a question of the client, whether it should prove that it has the key
+            for one in await site.keys.list(OWNER):
+                await site.keys.delete(OWNER, one.id)
         return visit
 
     site.keys.by_key = slow  # type: ignore[method-assign]
@@ -118,7 +121,7 @@ async def _listening(peer: FakePeer, client: GuestClient, *lines: bytes) -> Any:
         for line in lines:
             await call.send(line + b"\n")
 
-    peer.on("/v1/listen", answer)
+    peer.handler = answer
     return await client.listen_port(0, None)
 
 
@@ -142,8 +145,7 @@ async def test_an_agent_that_listens_to_nothing_or_elsewhere(peer: FakePeer, cli
 async def test_an_agent_that_tells_of_impossible_connections(peer: FakePeer, client: GuestClient) -> None:
     begin = _line(type="listening", port=7)
     for line in (
-        _line(type="accepted"), _line(type="accepted", id="../x"), _line(type="accepted", id="1&x=2"),
-        _line(type="accepted", id="1" * 100), _line(type="accepted", id=5), b"{", b"x" * 2_000_000,
+        _line(type="accepted"), _line(type="accepted", id="../x"), _line(type="accepted", id="1&x=2"), _line(type="accepted", id=5), b"{", b"x" * 2_000_000,
     ):  # fmt: skip
         listener = await _listening(peer, client, begin, line)
         with pytest.raises(ClocheError) as caught:
