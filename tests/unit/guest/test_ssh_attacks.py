@@ -145,7 +145,8 @@ async def test_an_agent_that_listens_to_nothing_or_elsewhere(peer: FakePeer, cli
 async def test_an_agent_that_tells_of_impossible_connections(peer: FakePeer, client: GuestClient) -> None:
     begin = _line(type="listening", port=7)
     for line in (
-        _line(type="accepted"), _line(type="accepted", id="../x"), _line(type="accepted", id="1&x=2"), _line(type="accepted", id=5), b"{", b"x" * 2_000_000,
+        _line(type="accepted"), _line(type="accepted", id="../x"), _line(type="accepted", id="1&x=2"),
+        _line(type="accepted", id=5), b"{", b"x" * 2_000_000,
     ):  # fmt: skip
         listener = await _listening(peer, client, begin, line)
         with pytest.raises(ClocheError) as caught:
