@@ -20,6 +20,7 @@ from cloche_server.app.sshkeys import WantedKey
 from cloche_server.core.errors import ClocheError
 from cloche_server.guest.client import GuestClient
 from cloche_server.host.clock import SystemClock
+from cloche_server.ssh import server as server_module
 
 
 @pytest.fixture
@@ -113,6 +114,20 @@ async def test_a_token_that_expires_ends_its_connection(site: SshSite) -> None:
     async with asyncio.timeout(20):
         await client.wait_closed()
         await running.wait()
+
+
+async def test_a_client_that_answers_nothing_is_gone(
+    agent_client: GuestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "KEEPALIVE_SECONDS", 0.2)
+    async with ssh_site(agent_client, tmp_path) as site:
+        client = await site.connect()
+        await client.create_process("sleep 100")
+        stalled: Any = client._transport
+        stalled.pause_reading()
+        async with asyncio.timeout(30):
+            await site.house.wait_empty()
+        client.abort()
 
 
 async def _listening(peer: FakePeer, client: GuestClient, *lines: bytes) -> Any:
