@@ -75,13 +75,15 @@ def test_commands_end_as_they_end(client: OpenSsh, box: Box) -> None:
 
 
 def test_bytes_are_whole_both_ways(client: OpenSsh, tmp_path: Path) -> None:
-    data = os.urandom(24_000_000)
+    data = os.urandom(16_000_000)
     (tmp_path / "up").write_bytes(data)
     assert client.run("sha256sum", given=data).stdout.split()[0].decode() == _sha(data)
     client.sftp(f"put {tmp_path / 'up'} /tmp/sftp\nget /tmp/sftp {tmp_path / 'down'}\nrename /tmp/sftp /tmp/whole\n")
     assert _sha((tmp_path / "down").read_bytes()) == _sha(data)
     assert client.run("sha256sum < /tmp/whole").stdout.split()[0].decode() == _sha(data)
     assert _sha(client.run("cat /tmp/whole").stdout) == _sha(data)
+    data = data[:3_000_000]
+    (tmp_path / "up").write_bytes(data)
     for mode in ("-O", "-s"):
         client.scp(mode, "-p", tmp_path / "up", "box@127.0.0.1:/tmp/scp")
         client.scp(mode, "-p", "box@127.0.0.1:/tmp/scp", tmp_path / mode)
