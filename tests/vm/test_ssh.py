@@ -1,33 +1,32 @@
-"""SSH to a real machine: who comes in, a command, a terminal, files, a port, and sleep."""
+"""SSH to a real machine: who comes in, a command, a terminal, files, sleep, and what is left when a side dies."""
 
 from __future__ import annotations
 
+import fcntl
+import hashlib
 import os
-import socket
+import pty
+import shlex
+import shutil
+import signal
+import struct
 import subprocess
+import termios
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from kit.client import Api
+from kit.client import Api, Box
+from kit.openssh import OpenSsh, free_port, run
 from kit.server import Server
 from kit.until import until
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
-def port() -> int:
-    return _free_port()
-
-
-@pytest.fixture(scope="module")
-def own(port: int) -> Iterator[Server]:
-    server = Server.make(ssh_port=port)
+def own() -> Iterator[Server]:
+    server = Server.make(ssh_port=free_port())
     try:
         server.start()
         yield server
@@ -35,42 +34,158 @@ def own(port: int) -> Iterator[Server]:
         server.close()
 
 
-def test_ssh_from_end_to_end(own: Server, port: int, tmp_path: Path) -> None:
-    with Api(own.url, own.token) as api:
-        box = api.create(name="box", ttl_seconds=600)
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "key"], check=True)
-        told = api.call("GET", "/v1/ssh")
-        assert (told["enabled"], told["port"]) == (True, port)
-        (tmp_path / "known").write_text(f"[127.0.0.1]:{port} {told['host_key']}\n")
-        key = api.call("POST", "/v1/ssh-keys", json={"public_key": (tmp_path / "key.pub").read_text()})
-        options = ["-F", "none", "-i", str(tmp_path / "key"), "-o", f"UserKnownHostsFile={tmp_path / 'known'}"]
-        options += ["-o", "BatchMode=yes", "-o", "IdentitiesOnly=yes"]
+@pytest.fixture(scope="module")
+def api(own: Server) -> Iterator[Api]:
+    with Api(own.url, own.token) as made:
+        yield made
 
-        def ssh(*words: str, given: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-            command = ["ssh", *options, "-p", str(port), *words]
-            return subprocess.run(command, input=given, capture_output=True, timeout=120, check=False)
 
-        done = ssh("box@127.0.0.1", "id -un; cat; exit 7", given=b"given")
-        assert (done.returncode, done.stdout) == (7, b"root\ngiven"), done.stderr
-        assert b"/dev/pts/" in ssh("-tt", f"{box.id}@127.0.0.1", "tty").stdout
-        data = os.urandom(3_000_000)
-        (tmp_path / "up").write_bytes(data)
-        for number, mode in enumerate(("-O", "-s")):
-            scp = ["scp", mode, "-q", *options, "-P", str(port)]
-            subprocess.run([*scp, tmp_path / "up", f"box@127.0.0.1:/tmp/up{number}"], check=True, timeout=120)
-            subprocess.run([*scp, f"box@127.0.0.1:/tmp/up{number}", tmp_path / "down"], check=True, timeout=120)
-            assert (tmp_path / "down").read_bytes() == data
-        api.call("POST", f"/v1/sandboxes/{box.id}/hibernate")
-        assert ssh("box@127.0.0.1", "echo woken").stdout == b"woken\n"
-        waiting = subprocess.Popen(
-            ["ssh", *options, "-p", str(port), "box@127.0.0.1", "echo up; sleep 1000"], stdout=subprocess.PIPE
-        )
-        try:
-            assert waiting.stdout is not None
-            assert waiting.stdout.readline() == b"up\n"
-            api.call("DELETE", f"/v1/ssh-keys/{key['id']}")
-            until(lambda: waiting.poll() is not None)
-        finally:
-            waiting.kill()
-            waiting.wait()
-        assert ssh("box@127.0.0.1", "true").returncode == 255
+@pytest.fixture(scope="module")
+def box(api: Api) -> Box:
+    return api.create(name="box", ttl_seconds=600)
+
+
+@pytest.fixture(scope="module")
+def client(own: Server, api: Api, box: Box, tmp_path_factory: pytest.TempPathFactory) -> OpenSsh:
+    return OpenSsh.make(api, int(str(own.settings["ssh_port"])), tmp_path_factory.mktemp("ssh"))
+
+
+def _sha(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _running(box: Box, marker: str) -> bool:
+    """Whether a command with this text in its words lives in the sandbox."""
+    return box.exec(["pgrep", "-f", f"{marker[:-1]}[{marker[-1]}]"]).code == 0
+
+
+def test_commands_end_as_they_end(client: OpenSsh, box: Box) -> None:
+    done = client.run("id -un; cat; echo err >&2; exit 7", given=b"given")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"root\ngiven", b"err\n")
+    for script, code in (("exit 255", 255), ("nosuchprogram", 127), ("/etc/passwd", 126), ("exit 256", 0)):
+        assert client.run(f"sh -c {shlex.quote(script)}").returncode == code, script
+    # OpenSSH has one code for all signals; that it was one, it says itself.
+    killed = client.run("kill -9 $$", flags=["-v"])
+    assert killed.returncode == 255
+    assert b"exit-signal" in killed.stderr
+    assert client.run("head -c 3", given=bytes(5_000_000)).stdout == b"\0\0\0"
+    assert client.run("grep -E 'SigBlk|SigIgn' /proc/self/status").stdout.split()[1::2] == [b"0" * 16] * 2
+    by_id = client.run(given=b"echo $((6*7))\n", box=box.id)
+    assert (by_id.returncode, by_id.stdout) == (0, b"42\n")
+
+
+def test_bytes_are_whole_both_ways(client: OpenSsh, tmp_path: Path) -> None:
+    data = os.urandom(16_000_000)
+    (tmp_path / "up").write_bytes(data)
+    assert client.run("sha256sum", given=data).stdout.split()[0].decode() == _sha(data)
+    client.sftp(f"put {tmp_path / 'up'} /tmp/sftp\nget /tmp/sftp {tmp_path / 'down'}\nrename /tmp/sftp /tmp/whole\n")
+    assert _sha((tmp_path / "down").read_bytes()) == _sha(data)
+    assert client.run("sha256sum < /tmp/whole").stdout.split()[0].decode() == _sha(data)
+    assert _sha(client.run("cat /tmp/whole").stdout) == _sha(data)
+    data = data[:3_000_000]
+    (tmp_path / "up").write_bytes(data)
+    for mode in ("-O", "-s"):
+        client.scp(mode, "-p", tmp_path / "up", "box@127.0.0.1:/tmp/scp")
+        client.scp(mode, "-p", "box@127.0.0.1:/tmp/scp", tmp_path / mode)
+        assert (tmp_path / mode).read_bytes() == data
+        assert int((tmp_path / mode).stat().st_mtime) == int((tmp_path / "up").stat().st_mtime)
+
+
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="there is no rsync on this machine")
+def test_rsync(client: OpenSsh, tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    (tree / "deep").mkdir(parents=True)
+    (tree / "deep" / "é 😀").write_bytes(os.urandom(100_000))
+    (tree / "link").symlink_to("deep")
+    there = " ".join(["ssh", *client.options(), "-p", str(client.port)])
+    for source, target in ((f"{tree}/", "box@127.0.0.1:/tmp/r/"), ("box@127.0.0.1:/tmp/r/", f"{tmp_path / 'back'}/")):
+        done = run(["rsync", "-a", "--delete", "-e", there, source, target])
+        assert done.returncode == 0, done.stderr
+    assert run(["diff", "-r", str(tree), str(tmp_path / "back")]).returncode == 0
+    assert (tmp_path / "back" / "link").readlink() == Path("deep")
+
+
+def test_a_terminal_has_the_size_of_the_window_and_its_keys_work(client: OpenSsh) -> None:
+    pid, fd = pty.fork()
+    if pid == 0:
+        words = client.command(["stty size; trap 'stty size' WINCH; trap 'exit 130' INT; while :; do sleep .1; done"])
+        fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
+        os.execvp(words[0], [words[0], "-tt", *words[1:]])
+    shown = b""
+
+    def shows(text: bytes) -> None:
+        nonlocal shown
+        while text not in shown:
+            shown += os.read(fd, 4096)
+
+    try:
+        shows(b"40 120")
+        fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 132, 0, 0))
+        shows(b"50 132")
+        os.write(fd, b"\x03")
+        _, status = os.waitpid(pid, 0)
+        pid = 0
+        assert os.waitstatus_to_exitcode(status) == 130
+    finally:
+        if pid:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        os.close(fd)
+
+
+def test_many_sessions_and_many_connections(client: OpenSsh) -> None:
+    with ThreadPoolExecutor(16) as pool:
+        done = list(pool.map(lambda n: client.run(f"echo {n}; exit {n}"), range(16)))
+    assert [(one.returncode, one.stdout) for one in done] == [(n, f"{n}\n".encode()) for n in range(16)]
+
+
+def test_a_client_that_hangs_up_takes_its_command_along(client: OpenSsh, box: Box) -> None:
+    script = "echo up; (nohup sleep 4711.2 >/dev/null 2>&1 &); sleep 4711.1"
+    waiting = subprocess.Popen(client.command([script]), stdout=subprocess.PIPE)
+    assert waiting.stdout is not None
+    assert waiting.stdout.readline() == b"up\n"
+    waiting.kill()
+    waiting.communicate()
+    until(lambda: not _running(box, "sleep 4711.1"))
+    assert _running(box, "sleep 4711.2"), "what ignores a hang-up goes on"
+
+
+def test_sleep_wakes(client: OpenSsh, api: Api, box: Box) -> None:
+    api.call("POST", f"/v1/sandboxes/{box.id}/hibernate")
+    assert client.run("echo woken").stdout == b"woken\n"
+
+
+def test_a_server_that_is_killed_leaves_nothing_behind(own: Server, client: OpenSsh, box: Box) -> None:
+    waiting = [
+        subprocess.Popen(client.command(["echo up; exec sleep 4712.1"], flags), stdout=subprocess.PIPE)
+        for flags in ((), ("-R", "4713:127.0.0.1:1"), ("-tt",))
+    ]
+    for one in waiting:
+        assert one.stdout is not None
+        assert one.stdout.readline().strip() == b"up"
+    reach = ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/4713"]
+    assert box.exec(reach).code == 0
+    own.kill()
+    for one in waiting:
+        assert one.wait(60) == 255
+        one.communicate()
+    own.start()
+    with Api(own.url, own.token) as again:
+        found = again.attach(box.id)
+        until(lambda: not _running(found, "sleep 4712.1"))
+        assert found.exec(reach).code != 0
+        assert client.run("echo back").stdout == b"back\n"
+
+
+def test_a_key_that_is_deleted_ends_what_it_has_opened(own: Server, client: OpenSsh) -> None:
+    waiting = subprocess.Popen(client.command(["echo up; sleep 1000"]), stdout=subprocess.PIPE)
+    try:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == b"up\n"
+        with Api(own.url, own.token) as again:
+            again.call("DELETE", f"/v1/ssh-keys/{client.key_id}")
+        until(lambda: waiting.poll() is not None)
+    finally:
+        waiting.kill()
+        waiting.wait()
+    assert client.run("true").returncode == 255

@@ -12,6 +12,7 @@ import (
 	"cloche.dev/agent/internal/machine"
 	"cloche.dev/agent/internal/proc"
 	"cloche.dev/agent/internal/services"
+	"cloche.dev/agent/internal/tunnel"
 	"cloche.dev/agent/internal/users"
 	"cloche.dev/agent/internal/wire"
 )
@@ -25,6 +26,8 @@ type API struct {
 	Services *services.Manager
 	Files    *files.FS
 	Users    *users.DB
+	// Tunnels has the listeners that the host has asked for.
+	Tunnels tunnel.Hub
 	// Log takes what must not happen.
 	Log func(format string, args ...any)
 }
@@ -80,10 +83,11 @@ func (a *API) Handler() http.Handler {
 		"GET /v1/stat":              a.stat,
 		"POST /v1/mkdir":            a.mkdir,
 		"POST /v1/move":             a.move,
-		"POST /v1/tcp":              a.tcp,
-		"GET /v1/ports":             a.ports,
 		"/":                         noSuchCall,
 	} {
+		mux.Handle(pattern, a.handler(c))
+	}
+	for pattern, c := range a.tunnelCalls() {
 		mux.Handle(pattern, a.handler(c))
 	}
 	for pattern, c := range a.serviceCalls() {

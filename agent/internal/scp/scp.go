@@ -95,12 +95,13 @@ func (e errRefused) Error() string { return string(e) }
 // maxText bounds a line of the protocol.
 const maxText = 64 << 10
 
+// text is a line; with an error, what there was of it.
 func (l *line) text() (string, error) {
 	var b []byte
 	for {
 		c, err := l.r.ReadByte()
 		if err != nil {
-			return "", err
+			return string(b), err
 		}
 		if c == '\n' {
 			return string(b), nil

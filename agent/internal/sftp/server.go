@@ -65,25 +65,35 @@ func Serve(r io.Reader, w io.Writer, plain bool) error {
 	packet := make([]byte, maxPacket)
 	for {
 		var head [4]byte
-		if _, err := io.ReadFull(s.r, head[:]); err != nil {
+		if err := s.fill(head[:]); err != nil {
 			return ended(err)
 		}
 		n := binary.BigEndian.Uint32(head[:])
 		if n == 0 || n > maxPacket {
+			_ = s.w.Flush()
 			return errors.New("a packet of an impossible length")
 		}
-		if _, err := io.ReadFull(s.r, packet[:n]); err != nil {
+		if err := s.fill(packet[:n]); err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
 			return err
 		}
 		if _, err := s.w.Write(s.answer(packet[0], &in{b: packet[1:n]})); err != nil {
 			return err
 		}
-		if s.r.Buffered() == 0 {
-			if err := s.w.Flush(); err != nil {
-				return err
-			}
+	}
+}
+
+// fill reads so many bytes. The client gets its answers before it is waited for.
+func (s *Server) fill(b []byte) error {
+	if s.r.Buffered() < len(b) {
+		if err := s.w.Flush(); err != nil {
+			return err
 		}
 	}
+	_, err := io.ReadFull(s.r, b)
+	return err
 }
 
 func ended(err error) error {
@@ -155,8 +165,10 @@ func (s *Server) do(typ byte, id uint32, p *in) (bool, error) {
 		return s.readlink(id, p.string())
 	case fxpExtended:
 		return s.extended(id, p)
+	case fxpRemove, fxpRmdir, fxpMkdir, fxpRename, fxpSymlink:
+		return false, s.change(typ, p)
 	}
-	return false, s.change(typ, p)
+	return false, errors.ErrUnsupported
 }
 
 func (s *Server) add(id uint32, h *handle) (bool, error) {
@@ -257,6 +269,9 @@ func (s *Server) write(p *in) error {
 		}
 		if err == syscall.EINTR {
 			continue
+		}
+		if err == nil && n == 0 {
+			err = syscall.EIO // or it would be tried for ever
 		}
 		if err != nil {
 			return err

@@ -5,7 +5,6 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
-	"net"
 	"net/http"
 	"sync"
 )
@@ -28,7 +27,7 @@ var (
 // The answer is a sequence of frames, a length and so many bytes; a length of
 // zero says that the server will send no more. The end of the answer alone
 // could not say that, because it ends the request as well.
-func Serve(ctx context.Context, w http.ResponseWriter, body io.Reader, conn *net.TCPConn) error {
+func Serve(ctx context.Context, w http.ResponseWriter, body io.Reader, conn Conn) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { abort(conn) })
 	defer stop()
@@ -50,7 +49,7 @@ func Serve(ctx context.Context, w http.ResponseWriter, body io.Reader, conn *net
 }
 
 // send copies what the host sends, and passes its end on.
-func send(conn *net.TCPConn, body io.Reader) error {
+func send(conn Conn, body io.Reader) error {
 	buf := up.Get().(*[upBuffer]byte)
 	defer up.Put(buf)
 	for {
@@ -72,7 +71,7 @@ func send(conn *net.TCPConn, body io.Reader) error {
 }
 
 // receive copies what the server sends, frame by frame.
-func receive(w io.Writer, flush func() error, conn *net.TCPConn) error {
+func receive(w io.Writer, flush func() error, conn Conn) error {
 	buf := down.Get().(*[header + MaxPayload]byte)
 	defer down.Put(buf)
 	for {
@@ -97,7 +96,7 @@ func receive(w io.Writer, flush func() error, conn *net.TCPConn) error {
 }
 
 // abort ends a connection so that the server sees that it is not whole.
-func abort(conn *net.TCPConn) {
-	_ = conn.SetLinger(0)
+func abort(conn Conn) {
+	resets(conn)
 	_ = conn.Close()
 }

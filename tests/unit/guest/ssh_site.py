@@ -19,6 +19,7 @@ from cloche_server.app.attached import Attachments
 from cloche_server.app.audit import AuditEntry
 from cloche_server.app.calls import Calls
 from cloche_server.app.entry import Traffic, not_found
+from cloche_server.app.listening import Listening
 from cloche_server.app.sshkeys import SshKeys, WantedKey
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import ExecDefaults, TokenInfo
@@ -103,6 +104,15 @@ class Dialer:
 
     async def dial(self, workspace: str | None, sandbox_id: str, port: int) -> Any:
         return await self.guest.tunnel(port)
+
+    async def dial_unix(self, workspace: str, sandbox_id: str, path: str) -> Any:
+        return await self.guest.unix_tunnel(path, None)
+
+    async def listen(self, workspace: str, sandbox_id: str, where: int | str) -> Any:
+        made = await (
+            self.guest.listen_port(where, None) if isinstance(where, int) else self.guest.listen_unix(where, None)
+        )
+        return Listening(made, self.guest.accept, contextlib.nullcontext())
 
 
 @dataclass

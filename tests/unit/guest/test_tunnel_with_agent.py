@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 
 from cloche_server.core.errors import ClocheError
+from cloche_server.guest import tunnel as tunnel_module
 from cloche_server.guest.client import GuestClient
+from cloche_server.guest.tunnel import MAX_LINGERING
 
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
@@ -72,6 +74,51 @@ async def test_the_server_may_end_first(agent_client: GuestClient) -> None:
         await tunnel.write_eof()
         assert await heard == b"still here"
         tunnel.close()
+
+
+async def test_the_last_bytes_arrive_although_nobody_waits_for_them(agent_client: GuestClient) -> None:
+    heard: asyncio.Queue[int] = asyncio.Queue()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write_eof()
+        await asyncio.sleep(0.02)
+        heard.put_nowait(len(await reader.read(-1)))
+
+    async with serving(handler) as port:
+        for _ in range(20):
+            tunnel = await agent_client.tunnel(port)
+            assert await read_all(tunnel) == b""
+            await tunnel.write(bytes(120_000))
+            await tunnel.write_eof()
+            tunnel.close()
+            assert await heard.get() == 120_000
+
+
+async def test_a_server_that_takes_nothing_is_not_waited_for_without_end(
+    agent_client: GuestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tunnel_module, "LINGER_SECONDS", 0.3)
+    never = asyncio.Event()
+
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write_eof()
+        await never.wait()
+
+    async with serving(handler) as port:
+        lingering = agent_client._caller.lingering
+        for _ in range(MAX_LINGERING + 3):
+            tunnel = await agent_client.tunnel(port)
+            assert await read_all(tunnel) == b""
+            sending = asyncio.ensure_future(tunnel.write(bytes(4_000_000)))
+            await asyncio.sleep(0)
+            await tunnel.write_eof()
+            tunnel.close()
+            sending.cancel()
+            assert sum(not one.closed for one in lingering) <= MAX_LINGERING
+        async with asyncio.timeout(20):
+            while any(not one.closed for one in lingering):
+                await asyncio.sleep(0.02)
+        never.set()
 
 
 async def test_nothing_listens(agent_client: GuestClient) -> None:

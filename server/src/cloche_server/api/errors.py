@@ -115,6 +115,7 @@ HTTP_STATUS: Final[Mapping[str, int]] = {
     "git.failed": 409,
     "port.closed": 502,
     "port.timeout": 504,
+    "port.in_use": 409,
     "port.bad_answer": 502,
     "port.not_found": 404,
     "port.domain_taken": 409,

@@ -8,11 +8,13 @@ from typing import Final, Protocol
 
 from cloche_server.app.access import Access
 from cloche_server.app.entry import Entry, not_found
+from cloche_server.app.listening import Listening
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import LISTED
 from cloche_server.core.records import Sandbox
 from cloche_server.core.streams import ByteStream
+from cloche_server.guest.sockets import Arrival
 from cloche_server.host.clock import Clock
 
 #: Seconds that the agent may take for a connection: each of its own attempts is bounded as well.
@@ -28,6 +30,14 @@ class GuestDialer(Protocol):
         Close it: until then the sandbox is not idle. Raises `sandbox.not_found`, `port.closed`, `port.timeout`,
         `sandbox.busy`, `request.rate_limited`, and what any call of a sandbox raises.
         """
+
+
+class SocketDialer(GuestDialer, Protocol):
+    """Also Unix sockets, and listeners inside of a sandbox."""
+
+    async def dial_unix(self, workspace: str, sandbox_id: str, path: str) -> ByteStream: ...
+
+    async def listen(self, workspace: str, sandbox_id: str, where: int | str) -> Listening: ...
 
 
 class SandboxDialer:
@@ -57,6 +67,40 @@ class SandboxDialer:
     async def dial(self, workspace: str | None, sandbox_id: str, port: int) -> ByteStream:
         owner = self.locate(workspace, sandbox_id).record.workspace
         entry, guest = await self._access.serving(owner, sandbox_id)
+
+        async def made() -> ByteStream:
+            found = await self.shortcut(entry, port) if self.shortcut is not None else None
+            return await guest.tunnel(port, timeout=DIAL_SECONDS) if found is None else found
+
+        return await self._count(entry, made)
+
+    async def dial_unix(self, workspace: str, sandbox_id: str, path: str) -> ByteStream:
+        """A connection to a Unix socket, as the user of the sandbox. Errors as those of `dial`, and
+        `file.not_found`, `file.permission_denied`."""
+        entry, guest = await self._access.serving(workspace, sandbox_id)
+        user = entry.record.defaults.user
+        return await self._count(entry, lambda: guest.unix_tunnel(path, user, timeout=DIAL_SECONDS))
+
+    async def listen(self, workspace: str, sandbox_id: str, where: int | str) -> Listening:
+        """Listens inside the sandbox on a port of loopback (0: any), or at the path of a Unix socket, as its user.
+
+        Close it: until then the sandbox is not idle. Raises `port.in_use`, `file.not_found`, `file.permission_denied`.
+        """
+        entry, guest = await self._access.serving(workspace, sandbox_id)
+        user = entry.record.defaults.user
+        if isinstance(where, int):
+            made = await guest.listen_port(where, user, timeout=DIAL_SECONDS)
+        else:
+            made = await guest.listen_unix(where, user, timeout=DIAL_SECONDS)
+
+        def take(arrival: Arrival) -> Awaitable[ByteStream]:
+            return self._count(entry, lambda: guest.accept(arrival, timeout=DIAL_SECONDS))
+
+        return Listening(made, take, self._access.busy(entry))
+
+    async def _count(self, entry: Entry, made: Callable[[], Awaitable[ByteStream]]) -> ByteStream:
+        """Makes a connection, if there is room for one more."""
+        owner, sandbox_id = entry.record.workspace, entry.record.id
         if entry.open_streams >= self._limit:
             raise ClocheError(
                 "sandbox.busy",
@@ -74,9 +118,7 @@ class SandboxDialer:
         entry.open_streams += 1
         self._of_workspace[owner] += 1
         try:
-            found = await self.shortcut(entry, port) if self.shortcut is not None else None
-            if found is None:
-                found = await guest.tunnel(port, timeout=DIAL_SECONDS)
+            found = await made()
         except BaseException:
             self._leave(entry)
             raise

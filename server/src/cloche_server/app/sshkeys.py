@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
@@ -47,12 +47,14 @@ class SshAddress:
 @dataclass(frozen=True, slots=True)
 class Visit:
     """Who may come in, and to what. `by` names the token or key and is no secret; `hold` is entered around all that is
-    done by it, and the task that is in it is cancelled when the token or key ends."""
+    done by it, and the task that is in it is cancelled when the token or key ends. `stands`: whether it has not ended
+    before that."""
 
     entry: Entry
     by: str
     expires_at: float | None
     hold: Callable[[], AbstractContextManager[None]]
+    stands: Callable[[], Awaitable[bool]]
 
 
 class SshKeys:
@@ -129,7 +131,8 @@ class SshKeys:
                 info = TokenInfo(
                     key.id, key.comment, key.workspace, key.created_at, None, Scope.EXEC, key.sandbox_id, key.expires_at
                 )
-                found[entry.record.id] = Visit(entry, key.id, key.expires_at, partial(_held, self._calls, info))
+                hold, stands = partial(_held, self._calls, info), partial(self._stands, key)
+                found[entry.record.id] = Visit(entry, key.id, key.expires_at, hold, stands)
         return next(iter(found.values())) if len(found) == 1 else None
 
     async def by_token(self, sandbox: str, text: str) -> Visit | None:
@@ -143,7 +146,17 @@ class SshKeys:
         entry = await self._entry(token.workspace, sandbox, token.sandbox_id)
         if entry is None:
             raise ClocheError("sandbox.not_found", "there is no sandbox with this id or name")
-        return Visit(entry, token.prefix, token.expires_at, partial(_held, self._tokens.calls, token))
+        hold, stands = partial(_held, self._tokens.calls, token), partial(self._finds, text)
+        return Visit(entry, token.prefix, token.expires_at, hold, stands)
+
+    async def _stands(self, key: SshKey) -> bool:
+        return any(one.id == key.id for one in await self._store.with_fingerprint(key.fingerprint))
+
+    async def _finds(self, text: str) -> bool:
+        try:
+            return await self._tokens.find(text) is not None
+        except ClocheError:
+            return False
 
     async def _entry(self, workspace: str, sandbox: str, only: str | None) -> Entry | None:
         try:

@@ -189,6 +189,7 @@ CATALOGUE: Final[Mapping[str, ErrorSpec]] = {
         "nothing listens on the port of the sandbox", action="start the server, or look which ports are listed"
     ),
     "port.timeout": ErrorSpec("the server on the port does not answer"),
+    "port.in_use": ErrorSpec("something listens on the port, or at the path, already", action="take another one"),
     "port.bad_answer": ErrorSpec("the server on the port does not answer as HTTP/1.1 says"),
     "port.not_found": ErrorSpec("nothing was said about this port"),
     "port.domain_taken": ErrorSpec("the domain leads to another port", action="delete that port first"),

@@ -43,6 +43,8 @@ class Caller:
         self._lock = asyncio.Lock()
         self._attempts = 0
         self._closed = False
+        #: Tunnels that have ended, of which the last bytes are under way.
+        self.lingering: set[Stream] = set()
 
     @property
     def link(self) -> Link | None:

@@ -17,6 +17,7 @@ from .filetools import FileToolCalls
 from .h2link import Response
 from .processes import ProcessCalls, exec_path, is_exec_id
 from .services import ServiceCalls
+from .sockets import SocketCalls
 from .streams import IDLE_SECONDS, ExecCall
 from .tunnel import GuestTunnel, open_tunnel
 from .types import AgentInfo, ExecInfo, ExecRequest, ListeningPort, RenewRequest, RenewResult, Usage
@@ -27,9 +28,9 @@ _MACHINE: Final = CallContext("machine")
 _EXECS_BYTES: Final = 4 * 1024 * 1024
 
 
-class GuestClient(FileCalls, FileToolCalls, ProcessCalls, ServiceCalls):
+class GuestClient(FileCalls, FileToolCalls, ProcessCalls, ServiceCalls, SocketCalls):
     """Speaks to the agent of one sandbox; file calls are in `FileCalls` and `FileToolCalls`, those of processes in
-    `ProcessCalls`, those of services in `ServiceCalls`.
+    `ProcessCalls`, those of services in `ServiceCalls`, those of sockets in `SocketCalls`.
 
     Connects when a call needs it. Every method raises ClocheError: `sandbox.unreachable` (LinkLost,
     LinkTimeout) when the agent is not there, `guest.protocol` when it answers nonsense, and what

@@ -104,8 +104,8 @@ def protocol_error(what: str) -> ClocheError:
 
 @dataclass(frozen=True, slots=True)
 class CallContext:
-    """What the caller asked for, for the wording of errors. `area`: machine, exec, process, service, file or
-    port."""
+    """What the caller asked for, for the wording of errors. `area`: machine, exec, process, service, file,
+    port, socket (a Unix socket at `path`) or arrival (a connection that waits to be taken)."""
 
     area: str
     path: str | bytes | None = None
@@ -223,6 +223,7 @@ _TOO_LARGE: Final[Mapping[str, str]] = {
     "body": "The list of the entries of the zip archive is too long; take tar.",
 }
 _DONE_MAX: Final = 16
+_SOCKETS: Final = frozenset({"port", "socket", "arrival"})
 
 
 def _bad_request(ctx: CallContext, field: str) -> tuple[str, str]:
@@ -282,7 +283,37 @@ def _conflict(ctx: CallContext, code: str, field: str, errno: str) -> tuple[str,
     return known[0], known[1].format(path=_quoted(subject, "The path"))
 
 
+#: About ports and Unix sockets: by status and field.
+_OF_SOCKETS: Final[Mapping[tuple[int, str], tuple[str, str]]] = {
+    (404, ""): (
+        "not_implemented",
+        "The agent in this sandbox is older than the server and knows no such sockets; make another sandbox.",
+    ),
+    (404, "path"): ("file.not_found", "There is no socket {path} in the sandbox, or no directory for it."),
+    (404, "id"): ("port.closed", "The connection waits no more."),
+    (409, "path"): ("port.in_use", "{path} exists already in the sandbox."),
+    (409, "port"): ("port.in_use", "Something listens on port {port} of the sandbox already."),
+    (403, "port"): (
+        "file.permission_denied",
+        "User {user} may not listen on port {port}; those below 1024 are for root.",
+    ),
+    (504, "path"): ("port.timeout", "What listens at {path} in the sandbox takes no connection."),
+    (413, "path"): ("request.invalid", "A Unix socket has a path of at most 107 bytes."),
+}
+
+
+def _of_sockets(status: int, code: str, field: str, ctx: CallContext) -> tuple[str, str] | None:
+    told = _OF_SOCKETS.get((status, field))
+    if code == "not_listening":
+        told = "port.closed", "{path} is no Unix socket that somebody listens on."
+    if told is None:
+        return None
+    return told[0], told[1].format(path=_quoted(ctx.path, "It"), port=ctx.port, user=_quoted(ctx.user or "root", ""))
+
+
 def _classify(status: int, code: str, field: str, errno: str, ctx: CallContext) -> tuple[str, str]:
+    if ctx.area in _SOCKETS and (of_socket := _of_sockets(status, code, field, ctx)) is not None:
+        return of_socket
     if ctx.area == "service" and (told := _OF_SERVICES.get((status, field))) is not None:
         return told[0], told[1].format(name=_quoted(ctx.exec_id, "of this name"))
     if code in _PLAIN and ctx.area == "file":

@@ -242,6 +242,10 @@ class Stream:
             size, self._unpaid = self._unpaid, 0
             self._carrier.grant(self, size)
 
+    def linger(self, seconds: float) -> None:
+        """Nobody holds the call any more; it has so long to end by itself."""
+        self._carrier.loop.call_later(seconds, self.abandon)
+
     def abandon(self) -> None:
         """The caller has no more interest: RST_STREAM(CANCEL) unless the call is complete."""
         self._carrier.reset(self)
@@ -302,10 +306,14 @@ class Response:
         finally:
             self._stream.abandon()
 
-    async def aclose(self) -> None:
-        """Reset the call if it is unfinished, and drop what is buffered. Never waits."""
+    def close(self) -> None:
+        """Reset the call if it is unfinished, and drop what is buffered."""
         self._stream.buf.clear()
         self._stream.abandon()
+
+    async def aclose(self) -> None:
+        """`close`, for what closes with await. Never waits."""
+        self.close()
 
     async def __aenter__(self) -> Response:
         return self

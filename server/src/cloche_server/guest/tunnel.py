@@ -11,6 +11,9 @@ from .h2stream import Response, Stream
 
 #: Bytes that may be under way to one server that does not read. The agent holds them in the guest's memory.
 IN_FLIGHT: Final = 64 * 1024
+#: Seconds that the agent has to take the last bytes of a connection that has ended, and such connections of a sandbox.
+LINGER_SECONDS: Final = 10.0
+MAX_LINGERING: Final = 64
 _HEADER: Final = 4
 _PAYLOAD_MAX: Final = 64 * 1024
 
@@ -53,7 +56,8 @@ class TunnelFrames:
 class GuestTunnel:
     """A `ByteStream`. Make it with `GuestClient.tunnel`."""
 
-    def __init__(self, stream: Stream, response: Response) -> None:
+    def __init__(self, caller: Caller, stream: Stream, response: Response) -> None:
+        self._lingering = caller.lingering
         self._stream = stream
         self._response = response
         self._frames = TunnelFrames()
@@ -84,10 +88,22 @@ class GuestTunnel:
             self._stream.finish()
 
     def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._stream.buf.clear()
+        if self._closed:
+            return
+        self._closed = True
+        self._stream.buf.clear()
+        if not self._frames.ended or not self._stream.out_end:
             self._stream.abandon()
+            return
+        # Both sides have said all. What the agent has not taken yet must not be cut off, nor what its server has not.
+        waiting = {one for one in self._lingering if not one.closed}
+        self._lingering.clear()
+        self._lingering |= waiting
+        if len(waiting) >= MAX_LINGERING:
+            self._stream.abandon()
+        elif not self._stream.closed:
+            self._lingering.add(self._stream)
+            self._stream.linger(LINGER_SECONDS)
 
 
 async def open_tunnel(caller: Caller, port: int, timeout: float) -> GuestTunnel:
@@ -95,4 +111,4 @@ async def open_tunnel(caller: Caller, port: int, timeout: float) -> GuestTunnel:
     ctx = CallContext("port", port=port)
     query = (("port", str(port)),)
     stream, response = await caller.duplex("/v1/tcp", ctx, query=query, most=IN_FLIGHT, timeout=timeout)
-    return GuestTunnel(stream, response)
+    return GuestTunnel(caller, stream, response)

@@ -11,7 +11,8 @@ import asyncio
 from typing import Any, Final
 
 import asyncssh
-from asyncssh import SSHServerChannel, SSHServerConnection, SSHTCPChannel
+from asyncssh import SSHServerChannel, SSHServerConnection, SSHTCPChannel, SSHUNIXChannel
+from asyncssh.constants import MSG_IGNORE
 from asyncssh.packet import SSHPacket
 
 #: Bytes of one channel that may be under way to it.
@@ -19,6 +20,8 @@ WINDOW: Final = 1024 * 1024
 PACKET: Final = 32 * 1024
 #: Answers that wait for the end of a key exchange, and bytes that wait for the look-up of a password.
 MAX_DEFERRED: Final = 1000
+#: Requests about the connection that wait for one before them, which may wait for the sandbox.
+MAX_REQUESTS: Final = 256
 MAX_PENDING: Final = 4 * 1024 * 1024
 #: Bytes that wait for the socket before writers stop.
 SOCKET_HIGH: Final = 256 * 1024
@@ -79,6 +82,10 @@ class PortChannel(_Frugal, SSHTCPChannel[bytes]):
     """The channel of a forwarded connection."""
 
 
+class SocketChannel(_Frugal, SSHUNIXChannel[bytes]):
+    """The channel of a connection of a Unix socket."""
+
+
 class Connection(SSHServerConnection):
     """One client. `writable` is cleared while it does not read."""
 
@@ -109,8 +116,15 @@ class Connection(SSHServerConnection):
 
     def data_received(self, data: bytes, datatype: Any = None) -> None:
         super().data_received(data, datatype)
-        if len(self._deferred_packets) > MAX_DEFERRED or len(self._inpbuf) > MAX_PENDING:
+        waiting = len(self._global_request_queue)
+        if len(self._deferred_packets) > MAX_DEFERRED or len(self._inpbuf) > MAX_PENDING or waiting > MAX_REQUESTS:
             self.abort()
+
+    def send_packet(self, pkttype: int, *args: bytes, handler: Any = None) -> None:
+        """Without the empty packets that AsyncSSH puts before each one: they guard a mode of ciphers that is not
+        offered here, and double the number of writes."""
+        if pkttype != MSG_IGNORE:
+            super().send_packet(pkttype, *args, handler=handler)
 
     async def drained(self) -> None:
         """Until it can take more."""
@@ -128,3 +142,7 @@ class Connection(SSHServerConnection):
     def port_channel(self) -> PortChannel:
         self._update_recv_pktlen(PACKET)
         return PortChannel(self, self._loop, None, "strict", WINDOW, PACKET)
+
+    def socket_channel(self) -> SocketChannel:
+        self._update_recv_pktlen(PACKET)
+        return SocketChannel(self, self._loop, None, "strict", WINDOW, PACKET)

@@ -1,4 +1,4 @@
-"""Connections to ports of the sandbox that a client has forwarded."""
+"""Connections that are forwarded: to ports and Unix sockets of the sandbox, or from its listeners to the client."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def is_sandbox(host: str) -> bool:
     return (mapped or found).is_loopback
 
 
-class Forwarded(asyncssh.SSHTCPSession[bytes]):
+class Forwarded(asyncssh.SSHTCPSession[bytes], asyncssh.SSHUNIXSession[bytes]):
     """Joins a channel with a connection that is open already."""
 
     def __init__(

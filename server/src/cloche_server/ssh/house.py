@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from cloche_server.app.attached import Attachments
 from cloche_server.app.audit import AuditEntry
-from cloche_server.app.dialing import GuestDialer
+from cloche_server.app.dialing import SocketDialer
 from cloche_server.app.sshkeys import SshKeys, Visit
 from cloche_server.core.ratelimit import RateLimiter
 from cloche_server.host.clock import Clock, random_bytes
@@ -49,7 +49,7 @@ class Guest(Protocol):
 
 class House:
     def __init__(
-        self, keys: SshKeys, attachments: Attachments, dialer: GuestDialer, clock: Clock, limits: Limits
+        self, keys: SshKeys, attachments: Attachments, dialer: SocketDialer, clock: Clock, limits: Limits
     ) -> None:
         self.keys = keys
         self.attachments = attachments
@@ -85,10 +85,12 @@ class House:
     def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A task that never takes the others with it."""
         if self._group is None:
-            task = asyncio.ensure_future(_nothing(work))
-            task.cancel()
-            return task
-        return self._group.create_task(_contained(work), name="ssh")
+            task = asyncio.ensure_future(_nothing())
+        else:
+            task = self._group.create_task(_contained(work), name="ssh")
+        # One that is cancelled before it has begun never gets to its work.
+        task.add_done_callback(lambda _: work.close())
+        return task
 
     # ---------------------------------------------------------------- coming and going
 
@@ -191,8 +193,8 @@ async def _contained(work: Coroutine[Any, Any, None]) -> None:
         _log.error("ssh.crashed", error=repr(error), trace="".join(traceback.format_exception(error)))
 
 
-async def _nothing(work: Coroutine[Any, Any, None]) -> None:
-    work.close()
+async def _nothing() -> None:
+    """In place of what is not begun any more."""
 
 
 def network_of(address: str) -> str:

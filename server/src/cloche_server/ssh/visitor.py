@@ -17,13 +17,16 @@ from asyncssh.constants import (
     OPEN_RESOURCE_SHORTAGE,
 )
 
+from cloche_server.app.listening import Listening
 from cloche_server.app.sshkeys import Visit
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.previews import is_port
 from cloche_server.core.sshkeys import fingerprint_of
-from cloche_server.ssh.flow import Connection, PortChannel, ShellChannel
+from cloche_server.core.streams import ByteStream
+from cloche_server.ssh.flow import Connection, PortChannel, ShellChannel, SocketChannel
 from cloche_server.ssh.forward import Forwarded, is_sandbox
 from cloche_server.ssh.house import House
+from cloche_server.ssh.remote import Answer, Ground, Remotes
 from cloche_server.ssh.session import Place, Session
 
 #: Commands and shells of one connection at once, and connections to ports.
@@ -33,6 +36,7 @@ MAX_FORWARDS: Final = 128
 MAX_OFFERS: Final = 20
 #: Characters of a name, and of a password, that are looked at.
 MAX_NAME: Final = 128
+_ENDED: Final = "the token or key that opened this connection has ended"
 
 
 class Visitor(asyncssh.SSHServer):
@@ -46,6 +50,7 @@ class Visitor(asyncssh.SSHServer):
         self._offers = 0
         self._sessions = 0
         self._forwards = 0
+        self._remotes: Remotes | None = None
         self._moved = 0.0
         self._closed = asyncio.Event()
 
@@ -135,9 +140,10 @@ class Visitor(asyncssh.SSHServer):
         """Until the client goes, or its sandbox, token or key ends, or nothing has moved for too long."""
         try:
             with visit.hold():
-                why = await self._until_over(visit)
+                # It may have ended between the look at it and here.
+                why = await self._until_over(visit) if await visit.stands() else _ENDED
         except asyncio.CancelledError:
-            self.end("the token or key that opened this connection has ended")
+            self.end(_ENDED)
             raise
         if why is not None:
             self.end(why)
@@ -182,21 +188,47 @@ class Visitor(asyncssh.SSHServer):
                 OPEN_ADMINISTRATIVELY_PROHIBITED,
                 "only ports of the sandbox can be forwarded; say localhost as the destination",
             )
+        record = visit.entry.record
+        self._room()
+        dialed = self._house.dialer.dial(record.workspace, record.id, dest_port)
+        return self._connection.port_channel(), self._dial(dialed)
+
+    def unix_connection_requested(self, dest_path: str) -> tuple[SocketChannel, Awaitable[Forwarded]]:
+        record = self._inside().entry.record
+        if not dest_path.startswith("/") or "\0" in dest_path:
+            raise asyncssh.ChannelOpenError(
+                OPEN_ADMINISTRATIVELY_PROHIBITED, "the path of a Unix socket has to be absolute"
+            )
+        self._room()
+        dialed = self._house.dialer.dial_unix(record.workspace, record.id, dest_path)
+        return self._connection.socket_channel(), self._dial(dialed)
+
+    def server_requested(self, listen_host: str, listen_port: int) -> Awaitable[Answer]:
+        return self._remote().port(listen_host, listen_port)
+
+    def unix_server_requested(self, listen_path: str) -> Awaitable[Answer]:
+        return self._remote().path(listen_path)
+
+    def _remote(self) -> Remotes:
+        if self._remotes is None:
+            record = self._inside().entry.record
+
+            def listen(where: int | str) -> Awaitable[Listening]:
+                return self._house.dialer.listen(record.workspace, record.id, where)
+
+            self._remotes = Remotes(Ground(self._connection, self._start, self._beat, self.end, listen))
+        return self._remotes
+
+    def _room(self) -> None:
         if self._forwards >= MAX_FORWARDS:
             raise asyncssh.ChannelOpenError(
                 OPEN_RESOURCE_SHORTAGE, f"{MAX_FORWARDS} forwarded connections are open, which is the limit"
             )
-        return self._connection.port_channel(), self._dial(visit, dest_port)
 
-    def server_requested(self, listen_host: str, listen_port: int) -> bool:
-        self._connection.send_debug("ports of the client cannot be forwarded into a sandbox (-R)", "en", True)
-        return False
-
-    async def _dial(self, visit: Visit, port: int) -> Forwarded:
-        record = visit.entry.record
+    async def _dial(self, dialed: Awaitable[ByteStream]) -> Forwarded:
         self._forwards += 1
         try:
-            upstream = await self._house.dialer.dial(record.workspace, record.id, port)
+            upstream = await dialed
         except ClocheError as error:
             self._forwards -= 1
             raise asyncssh.ChannelOpenError(OPEN_CONNECT_FAILED, error.message) from error
