@@ -42,6 +42,7 @@ type Manager struct {
 	all     map[string]*service
 	changed chan struct{} // closed at the next change; nil: nobody waits
 	halting bool
+	history history
 }
 
 // service is one of them. The manager's lock guards what changes.
@@ -78,6 +79,7 @@ type running struct {
 func New(m *Manager) *Manager {
 	m.all = map[string]*service{}
 	m.turns.users = map[string]*turn{}
+	m.history.begin()
 	return m
 }
 

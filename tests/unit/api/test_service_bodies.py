@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cloche_server.api.routes.sandbox_services import _shown, _spec
+from cloche_server.api.routes.sandbox_services import _shown, spec_of
 from cloche_server.api.wire_services import ServiceAnswer, ServiceBody
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.logs import LINE_MAX, LineBuffer, parse_cursor
@@ -45,10 +45,10 @@ def told(definition: dict[str, Any], **fields: Any) -> dict[str, Any]:
     [{"command": "run"}, FULL, {"argv": ["x"], "health": {"tcp": 1}}, {"cmd": "x", "health": {"command": ["a", "b"]}}],
 )
 def test_a_definition_can_be_sent_again_as_it_is_told(body: dict[str, Any]) -> None:
-    spec = _spec(ServiceBody.model_validate(body), "web")
+    spec = spec_of(ServiceBody.model_validate(body), "web")
     shown = _shown(service(told(to_body("web", spec))))
     ServiceAnswer.model_validate(shown)
-    assert _spec(ServiceBody.model_validate(shown["definition"]), "web") == spec
+    assert spec_of(ServiceBody.model_validate(shown["definition"]), "web") == spec
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_what_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
 
 def test_it_cannot_depend_on_itself() -> None:
     with pytest.raises(ClocheError, match="depends_on"):
-        _spec(ServiceBody.model_validate({"command": "x", "depends_on": ["web"]}), "web")
+        spec_of(ServiceBody.model_validate({"command": "x", "depends_on": ["web"]}), "web")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_it_cannot_depend_on_itself() -> None:
     ],
 )
 def test_nonsense_of_a_guest_is_told_as_such(change: dict[str, Any]) -> None:
-    spec = to_body("web", _spec(ServiceBody.model_validate(FULL), "web"))
+    spec = to_body("web", spec_of(ServiceBody.model_validate(FULL), "web"))
     service(told(spec))
     with pytest.raises(ClocheError) as caught:
         service(told(spec, **change))
@@ -99,7 +99,7 @@ def test_nonsense_of_a_guest_is_told_as_such(change: dict[str, Any]) -> None:
 
 
 def test_text_of_a_guest_has_no_control_characters() -> None:
-    spec = to_body("web", _spec(ServiceBody.model_validate(FULL), "web"))
+    spec = to_body("web", spec_of(ServiceBody.model_validate(FULL), "web"))
     assert service(told(spec, detail="a\x1b[2Jb\n" + "x" * 1000)).detail.startswith("a?[2Jb?xxx")
 
 
