@@ -28,6 +28,14 @@ from cloche_server.telemetry import log
 
 _log = log.get("services")
 
+#: What an event of an agent is called in the journal.
+TYPES: Final = {
+    "started": "service.started",
+    "exited": "service.exited",
+    "healthy": "service.healthy",
+    "unhealthy": "service.unhealthy",
+    "gave_up": "service.gave_up",
+}
 #: Of one sandbox: so many at once, and so many a minute on average.
 BURST: Final = 60
 PER_MINUTE: Final = 10.0
@@ -183,7 +191,7 @@ class ServiceEvents:
 
     async def _tell(self, record: Sandbox, event: GuestServiceEvent, skipped: int) -> None:
         payload = _payload(event, skipped)
-        await self._supervisor.journal.tell(f"service.{event.kind}", record.workspace, record.id, payload)
+        await self._supervisor.journal.tell(TYPES[event.kind], record.workspace, record.id, payload)
 
     async def _place(self, record: Sandbox) -> str:
         """Where a server before this one has stopped listening, as the journal says; "" if it does not."""
@@ -191,7 +199,7 @@ class ServiceEvents:
         for _ in range(_PAGES):
             page = await self._supervisor.journal.store.before(record.workspace, record.id, before, PAGE)
             for told in page:
-                if told.what.type.startswith("service."):
+                if told.what.type in TYPES.values():
                     return str(told.what.payload.get("place", ""))
             if len(page) < PAGE:
                 break
