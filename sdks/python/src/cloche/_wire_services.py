@@ -60,6 +60,11 @@ def definitions(found: Sequence[ServiceDefinition | Mapping[str, Any]] | None) -
     return [{"name": one.name, **definition(one)} if isinstance(one, ServiceDefinition) else dict(one) for one in found]
 
 
+def of_create(found: Sequence[ServiceDefinition | Mapping[str, Any]] | None, wait: float | None) -> dict[str, Any]:
+    """The part of a create's body that is about services; `wait` in seconds."""
+    return given(services=definitions(found), wait_for_services_seconds=wait)
+
+
 def page(data: object) -> LogPage:
     """A part of a log."""
     found = record(data)
