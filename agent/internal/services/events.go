@@ -135,7 +135,7 @@ func (m *Manager) Events(ctx context.Context, after string, limit time.Duration)
 	for {
 		m.mu.Lock()
 		told := m.history.after(after)
-		told.Services = len(m.all)
+		told.Services = len(m.all) + m.ending
 		changed := m.changes()
 		m.mu.Unlock()
 		if len(told.Events) > 0 {

@@ -43,6 +43,7 @@ type Manager struct {
 	changed chan struct{} // closed at the next change; nil: nobody waits
 	halting bool
 	history history
+	ending  int // services that are forgotten, and have not ended yet
 }
 
 // service is one of them. The manager's lock guards what changes.
@@ -341,6 +342,7 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 	}
 	err = m.end(context.WithoutCancel(ctx), s)
 	s.log.Close()
+	m.set(s, func() { m.ending-- })
 	return err
 }
 
@@ -361,6 +363,7 @@ func (m *Manager) forget(name string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.all, name)
+	m.ending++
 	m.tell()
 	return nil
 }

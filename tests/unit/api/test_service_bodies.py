@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from cloche_server.api.routes.created import services_of
 from cloche_server.api.routes.sandbox_services import _shown, spec_of
+from cloche_server.api.wire_create import CreateBody
 from cloche_server.api.wire_services import ServiceAnswer, ServiceBody
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.logs import LINE_MAX, LineBuffer, parse_cursor
@@ -119,3 +121,46 @@ def test_lines_come_whole_and_long_ones_in_pieces() -> None:
 def test_what_is_no_place_in_a_log(text: str) -> None:
     assert parse_cursor(text) is None
     assert str(parse_cursor("12.0f")) == "12.0f"
+
+
+def named(name: str, *others: str) -> dict[str, Any]:
+    return {"name": name, "command": "x", "depends_on": [*others]}
+
+
+def test_services_of_a_create_are_defined_behind_what_they_depend_on() -> None:
+    body = CreateBody.model_validate({"services": [named("c", "b", "old"), named("a"), named("b", "a")]})
+    found = services_of(body)
+    assert [name for name, _ in found] == ["a", "b", "c"]
+    assert found[2][1].depends_on == ("b", "old"), "one of the snapshot is known to the agent alone"
+    assert services_of(CreateBody()) == ()
+
+
+@pytest.mark.parametrize(
+    ("services", "sentence"),
+    [
+        ([named("a"), named("a")], "two of the name a; each needs"),
+        (
+            [named("x"), named("a", "b"), named("b", "c"), named("c", "b")],
+            r"circle: b -> c -> b; one has to start first",
+        ),
+        ([named("a", "a")], "other services"),
+    ],
+)
+def test_services_of_a_create_that_cannot_be(services: list[dict[str, Any]], sentence: str) -> None:
+    with pytest.raises(ClocheError, match=sentence) as told:
+        services_of(CreateBody.model_validate({"services": services}))
+    assert told.value.code == "request.invalid"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"services": [{"command": "x"}]},
+        {"services": [{"name": "A b", "command": "x"}]},
+        {"services": [named(f"s{number}") for number in range(33)]},
+        {"wait_for_services_seconds": 601},
+    ],
+)
+def test_bodies_of_creates_that_are_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        CreateBody.model_validate(body)

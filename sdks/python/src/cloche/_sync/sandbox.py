@@ -119,7 +119,7 @@ class Sandbox(Life, AsyncNetwork, Ports, Code):
         `network_group`: it and the workspace's other sandboxes of the same one reach each other by name. `secrets`:
         grants of secrets of the workspace, with `secret`, `hosts` and `env` at least. `services` that it keeps running;
         with `wait_for_services` it returns when they are well, or after so many seconds. Without room it is tried again
-        for `max_retry_seconds`, then `CapacityError`. The `idempotency_key` of an earlier, equal call gives its sandbox.
+        for `max_retry_seconds`, then `CapacityError`. The `idempotency_key` of an earlier equal call gives its sandbox.
         """
         transport = transport_for(client, api_url, api_key, timeout)
         origin = from_snapshot.id if isinstance(from_snapshot, Snapshot) else from_snapshot
