@@ -153,7 +153,7 @@ class ServiceEvents:
     async def _listen(self, entry: Entry) -> None:
         key = entry.record.id
         held = Held(self._limiter, key)
-        place = await self._place(entry.record)
+        place: str | None = None
         while self._supervisor.get(key) is entry and entry.record.status not in {Status.DELETING, Status.DELETED}:
             moved, guest = entry.moved, entry.guest
             if entry.record.status is not Status.RUNNING or guest is None:
@@ -162,12 +162,16 @@ class ServiceEvents:
             self._defined.discard(key)
             began = self._clock.monotonic()
             left = held.left(began)
+            wait = 0.0 if place is None else WAIT if left is None else min(WAIT, left)
             try:
-                answer = await guest.service_events(place, WAIT if left is None else min(WAIT, left))
+                answer = await guest.service_events(place or "", wait)
             except ClocheError as error:
                 if error.code == "not_implemented":
                     return
                 await self._pause(moved, AGAIN_AFTER)
+                continue
+            if place is None and (answer.services or answer.events):
+                place = await self._place(entry.record)  # not for each of the many that have none
                 continue
             place = answer.next or place
             for event, skipped in held.put(answer.events, answer.lost, self._clock.monotonic()):
