@@ -137,6 +137,7 @@ def test_a_life_with_services(own: Server) -> None:
     box.start(f"sleep 1; kill -9 {pid}")
     own.kill()
     own.start()
+    box = own.api.attach(box.id)
     until(lambda: service(own.api, box)["restarts"] == 1, 60)
     kinds(own.api, box, *WEB, "service.exited", *WEB)
     assert json.dumps(events(own.api, box)[2]["payload"]).count("KILL") >= 1
