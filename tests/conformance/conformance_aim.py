@@ -212,6 +212,9 @@ def _small(found: dict[str, Any], snapshot: str) -> None:
     create["max_lifetime_seconds"] = {"enum": [0, 600, None]}
     create["disk_gb"] = {"enum": [4, None]}
     create["template"] = {"enum": ["base", "ubuntu-24.04", None]}
+    some = [{"name": "a", "command": "exec sleep 600", "stop_grace_seconds": 0}, {"name": "b", "argv": ["true"]}]
+    create["services"] = {"enum": [[], some, [*some, some[0]], [{**some[0], "depends_on": ["nope"]}]]}
+    create["wait_for_services_seconds"] = {"enum": [0, 0.5, 1]}
     service = found["components"]["schemas"]["ServiceBody"]["properties"]
     # Each start of a server of its own is a process that somebody has to end.
     service |= {"depends_on": {"enum": [[], ["nope"]]}, "stop_grace_seconds": {"enum": [0, 0.1]}}

@@ -198,12 +198,15 @@ def test_a_detached_command_outlives_a_hang_up(wire: Wire, shared: Box) -> None:
 # ------------------------------------------------------------------ logs
 
 
-@pytest.mark.parametrize("follow", ["1", "true", "TRUE"])
-def test_logs_in_events(wire: Wire, create: Any, follow: str) -> None:
+@pytest.mark.parametrize(
+    ("follow", "agent", "ends"), [("1", "curl/8", 1), ("true", "pandastack-py/0.5", 0), ("TRUE", "x", 1)]
+)
+def test_logs_in_events(wire: Wire, create: Any, follow: str, agent: str, ends: int) -> None:
     box = create()
     box.sh("echo first > /dev/console; echo '  second ü' > /dev/console")
     with wire.connect() as connection:
-        connection.send(wire.head("GET", f"{box.path}/logs?follow={follow}&stream=both") + b"\r\n")
+        named = f"User-Agent: {agent}\r\n"
+        connection.send(wire.head("GET", f"{box.path}/logs?follow={follow}&stream=both", named) + b"\r\n")
         status, headers = connection.answer_head()
         assert status == 200
         assert dict(headers)["content-type"] == "text/event-stream; charset=utf-8"
@@ -214,7 +217,8 @@ def test_logs_in_events(wire: Wire, create: Any, follow: str) -> None:
         assert lines == [("line", "first"), ("line", "  second ü")], "no `open` event: clients would print it"
         box.delete()
         rest = b"".join(iter(connection.chunk, b"")).decode("ascii")
-        assert all(block.startswith(": ") for block in rest.split("\n\n") if block)
+        told = [block for block in rest.split("\n\n") if block and not block.startswith(": ")]
+        assert [("event: end" in block, '"next"' in block) for block in told] == [(True, True)] * ends
 
 
 def test_logs_as_text(wire: Wire, create: Any) -> None:

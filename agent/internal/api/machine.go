@@ -28,6 +28,9 @@ func (a *API) renew(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
+	if req.Entropy != nil { // it goes on from a memory that was saved
+		a.Services.Renewed()
+	}
 	a.Services.Boot()
 	return reply(w, http.StatusOK, done)
 }

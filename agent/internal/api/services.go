@@ -13,6 +13,7 @@ import (
 func (a *API) serviceCalls() map[string]call {
 	return map[string]call{
 		"GET /v1/services":                a.serviceList,
+		"GET /v1/service-events":          a.serviceEvents,
 		"GET /v1/services/{name}":         a.serviceInfo,
 		"PUT /v1/services/{name}":         a.servicePut,
 		"DELETE /v1/services/{name}":      a.serviceRemove,
@@ -105,4 +106,19 @@ func (a *API) serviceOutput(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	return a.Services.Output(r.Context(), w, r.PathValue("name"), stream, from)
+}
+
+// maxPlace bounds the place after which events are asked for.
+const maxPlace = 64
+
+func (a *API) serviceEvents(w http.ResponseWriter, r *http.Request) error {
+	limit, err := wait(r, 0)
+	if err != nil {
+		return err
+	}
+	after := r.URL.Query().Get("after")
+	if len(after) > maxPlace {
+		return wire.BadRequest("after", "want a place that an answer has told")
+	}
+	return reply(w, http.StatusOK, a.Services.Events(r.Context(), after, limit))
 }

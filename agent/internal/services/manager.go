@@ -42,6 +42,8 @@ type Manager struct {
 	all     map[string]*service
 	changed chan struct{} // closed at the next change; nil: nobody waits
 	halting bool
+	history history
+	ending  int // services that are forgotten, and have not ended yet
 }
 
 // service is one of them. The manager's lock guards what changes.
@@ -78,6 +80,7 @@ type running struct {
 func New(m *Manager) *Manager {
 	m.all = map[string]*service{}
 	m.turns.users = map[string]*turn{}
+	m.history.begin()
 	return m
 }
 
@@ -339,6 +342,7 @@ func (m *Manager) Remove(ctx context.Context, name string) error {
 	}
 	err = m.end(context.WithoutCancel(ctx), s)
 	s.log.Close()
+	m.set(s, func() { m.ending-- })
 	return err
 }
 
@@ -359,6 +363,7 @@ func (m *Manager) forget(name string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.all, name)
+	m.ending++
 	m.tell()
 	return nil
 }

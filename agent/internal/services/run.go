@@ -34,15 +34,20 @@ func (m *Manager) runs(ctx context.Context, s *service, r *running) (state, deta
 		if !m.awaitDependencies(ctx, s, r) {
 			return stateStopped, ""
 		}
-		failed, why := m.once(ctx, s, r)
+		end := m.once(ctx, s, r)
 		if ctx.Err() != nil || m.halted() {
+			if end.process != "" {
+				end.why = "it was stopped"
+				m.set(s, func() { m.reportEnd(s, end, 0) })
+			}
 			return stateStopped, ""
 		}
 		switch {
-		case r.spec.Restart == always, r.spec.Restart == onFailure && failed:
-		case failed:
-			return stateFailed, why
+		case r.spec.Restart == always, r.spec.Restart == onFailure && end.failed:
+		case end.failed:
+			return m.giveUp(s, end, end.why)
 		default:
+			m.set(s, func() { m.reportEnd(s, end, 0) })
 			return stateStopped, ""
 		}
 		now := time.Now()
@@ -50,19 +55,38 @@ func (m *Manager) runs(ctx context.Context, s *service, r *running) (state, deta
 			recent = recent[1:]
 		}
 		if most := *r.spec.MaxRestarts; most > 0 && len(recent) >= most {
-			return stateFailed, "it was started again as often as max_restarts allows in its window; last: " + why
+			return m.giveUp(s, end, "it was started again as often as max_restarts allows in its window; last: "+end.why)
 		}
 		delay := backoff(r.spec, len(recent))
 		if len(recent) < 1024 {
 			recent = append(recent, now)
 		}
 		m.set(s, func() {
-			s.state, s.detail, s.pid, s.again = stateBackoff, why, 0, now.Add(delay)
+			r.drain()
+			s.state, s.detail, s.pid, s.again = stateBackoff, end.why, 0, now.Add(delay)
+			m.reportEnd(s, end, delay)
 		})
 		if !r.sleep(ctx, delay) {
 			return stateStopped, ""
 		}
 		m.set(s, func() { s.restarts++ })
+	}
+}
+
+// giveUp tells that a service is not started again, and why.
+func (m *Manager) giveUp(s *service, end outcome, why string) (state, detail string) {
+	m.set(s, func() {
+		m.reportEnd(s, end, 0)
+		m.report(s, toldGaveUp, Event{Detail: why})
+	})
+	return stateFailed, why
+}
+
+// drain forgets a start that was asked for while it ran: it ends no back-off.
+func (r *running) drain() {
+	select {
+	case <-r.kick:
+	default:
 	}
 }
 
@@ -110,17 +134,17 @@ func (m *Manager) awaitDependencies(ctx context.Context, s *service, r *running)
 	}
 }
 
-// once is one run. It says whether it has failed, and why the run is over.
-func (m *Manager) once(ctx context.Context, s *service, r *running) (failed bool, why string) {
+// once is one run.
+func (m *Manager) once(ctx context.Context, s *service, r *running) outcome {
 	req := r.spec.request(commandID(s.name, "svc"))
 	req.Log = s.log
 	e, err := m.Procs.Start(ctx, req)
 	if err != nil {
 		if ctx.Err() != nil {
-			return false, ""
+			return outcome{}
 		}
 		told := wire.FromErr(err, "")
-		return true, "it could not be started: " + told.Field + ": " + told.Message
+		return outcome{failed: true, why: "it could not be started: " + told.Field + ": " + told.Message}
 	}
 	began := e.Began()
 	m.set(s, func() {
@@ -129,6 +153,7 @@ func (m *Manager) once(ctx context.Context, s *service, r *running) (failed bool
 		if r.spec.Health == nil && began.PID != 0 {
 			s.state = stateHealthy
 		}
+		m.report(s, toldStarted, Event{PID: s.pid, Process: s.process})
 	})
 	unwell := m.watch(ctx, s, r, e)
 	if unwell != "" || ctx.Err() != nil {
@@ -139,9 +164,9 @@ func (m *Manager) once(ctx context.Context, s *service, r *running) (failed bool
 	x := e.Exit()
 	m.set(s, func() { s.pid, s.last, s.lastAt = 0, x, time.Now() })
 	if unwell != "" {
-		return true, unwell
+		return outcome{true, unwell, e.ID(), x}
 	}
-	return x.ExitCode != 0, ending(x)
+	return outcome{x.ExitCode != 0, ending(x), e.ID(), x}
 }
 
 // ending says how a run has ended.
@@ -219,8 +244,10 @@ func (m *Manager) heard(s *service, p *pulse, why string) bool {
 		}
 		if news && well {
 			s.state = stateHealthy
+			m.report(s, toldHealthy, Event{PID: s.pid, Process: s.process})
 		} else if news {
 			s.state = stateUnhealthy
+			m.report(s, toldUnhealthy, Event{PID: s.pid, Process: s.process, Detail: why})
 		}
 	})
 	return news && !well

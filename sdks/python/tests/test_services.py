@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cloche import HealthCheck, _wire_services
+from cloche import HealthCheck, ServiceDefinition, _wire_services
 
 
 def test_a_health_check_has_what_was_given() -> None:
@@ -25,3 +25,20 @@ def test_what_a_server_tells() -> None:
     assert info.raw["new"] == 1
     page = _wire_services.page({"lines": [{"line": "a"}, {"line": "b"}], "next": "4.0f", "more": True, "gap_bytes": 7})
     assert (page.lines, page.next, page.more, page.gap_bytes, page.final) == (("a", "b"), "4.0f", True, 7, False)
+
+
+def test_definitions_of_a_create() -> None:
+    web = ServiceDefinition("web", ("serve", "-p", "80"), depends_on=("db",), health=HealthCheck(tcp=80), stop_grace=0)
+    assert _wire_services.definitions([web, {"name": "db", "command": "db", "autostart": False}]) == [
+        {
+            "name": "web",
+            "command": ["serve", "-p", "80"],
+            "depends_on": ["db"],
+            "health": {"tcp": 80},
+            "stop_grace_seconds": 0,
+        },
+        {"name": "db", "command": "db", "autostart": False},
+    ]
+    assert _wire_services.definitions(None) is None
+    more = ServiceDefinition("a", "x", more={"stop_signal": "INT"})
+    assert _wire_services.definition(more) == {"command": "x", "stop_signal": "INT"}

@@ -49,6 +49,7 @@ from cloche_server.app.runs import Runs
 from cloche_server.app.sandbox_services import SandboxServices
 from cloche_server.app.secrets import Secrets
 from cloche_server.app.selftest import SelfTests
+from cloche_server.app.service_events import ServiceEvents
 from cloche_server.app.services import Services
 from cloche_server.app.shortcuts import Shortcuts
 from cloche_server.app.sleep import SleepVerbs
@@ -65,7 +66,7 @@ from cloche_server.app.violations import Violations
 from cloche_server.app.webhooks import Webhooks
 from cloche_server.core.ports import Network
 from cloche_server.core.previews import PortAccess, PreviewBase
-from cloche_server.core.records import Shape
+from cloche_server.core.records import Sandbox, Shape
 from cloche_server.engine.qemu.driver import QemuEngine
 from cloche_server.host.append import AppendLog
 from cloche_server.host.clock import SystemClock
@@ -113,6 +114,8 @@ class Parts:
         self._verbs(database)
         self.services = self._services(database)
         self.services.forks.on_children = self.ports.inherit
+        self.service_events = ServiceEvents(self.supervisor, self._clock, group, self._inherits_services)
+        self.services.units.on_defined = self.service_events.attend
         self.upkeep.chores += [self.ports.prune, self.services.run_jobs.prune, self.services.ssh_keys.prune]
 
     def _machinery(self, database: Database, network: Network) -> None:
@@ -231,6 +234,11 @@ class Parts:
             selftests=SelfTests(access, machines, catalog),
         )
 
+    def _inherits_services(self, record: Sandbox) -> bool:
+        """Of a new sandbox: what it was made from may have had some. What was baked by a recipe has none."""
+        meta = self.catalog.get(record.template_id)
+        return bool(record.parent_id or record.snapshot_id or meta is None or meta.template.thaw)
+
     def _told(self, entry: Entry, kind: str, payload: Mapping[str, object]) -> None:
         record = entry.record
         self._group.create_task(self.supervisor.journal.tell(kind, record.workspace, record.id, payload))
@@ -245,6 +253,7 @@ class Parts:
         await self.groups.tell_all()
         await self.budgets.settle(await self.meters.settle())
         await self.services.run_jobs.start()
+        self.service_events.take_over()
         return report
 
     async def close(self) -> None:
@@ -253,6 +262,7 @@ class Parts:
         await self.services.run_jobs.close()
         await self.services.creator.close()
         await self.services.runs.close()
+        await self.service_events.close()
         await self.meters.close()
         await self.supervisor.close()
         await self.supervisor.journal.catch_up()

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from cloche_server.api.routes.sandbox_services import _shown, _spec
+from cloche_server.api.routes.created import services_of
+from cloche_server.api.routes.sandbox_services import _shown, spec_of
+from cloche_server.api.wire_create import CreateBody
 from cloche_server.api.wire_services import ServiceAnswer, ServiceBody
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.logs import LINE_MAX, LineBuffer, parse_cursor
@@ -45,10 +47,10 @@ def told(definition: dict[str, Any], **fields: Any) -> dict[str, Any]:
     [{"command": "run"}, FULL, {"argv": ["x"], "health": {"tcp": 1}}, {"cmd": "x", "health": {"command": ["a", "b"]}}],
 )
 def test_a_definition_can_be_sent_again_as_it_is_told(body: dict[str, Any]) -> None:
-    spec = _spec(ServiceBody.model_validate(body), "web")
+    spec = spec_of(ServiceBody.model_validate(body), "web")
     shown = _shown(service(told(to_body("web", spec))))
     ServiceAnswer.model_validate(shown)
-    assert _spec(ServiceBody.model_validate(shown["definition"]), "web") == spec
+    assert spec_of(ServiceBody.model_validate(shown["definition"]), "web") == spec
 
 
 @pytest.mark.parametrize(
@@ -74,7 +76,7 @@ def test_what_makes_no_sense_is_refused(change: dict[str, Any]) -> None:
 
 def test_it_cannot_depend_on_itself() -> None:
     with pytest.raises(ClocheError, match="depends_on"):
-        _spec(ServiceBody.model_validate({"command": "x", "depends_on": ["web"]}), "web")
+        spec_of(ServiceBody.model_validate({"command": "x", "depends_on": ["web"]}), "web")
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_it_cannot_depend_on_itself() -> None:
     ],
 )
 def test_nonsense_of_a_guest_is_told_as_such(change: dict[str, Any]) -> None:
-    spec = to_body("web", _spec(ServiceBody.model_validate(FULL), "web"))
+    spec = to_body("web", spec_of(ServiceBody.model_validate(FULL), "web"))
     service(told(spec))
     with pytest.raises(ClocheError) as caught:
         service(told(spec, **change))
@@ -99,7 +101,7 @@ def test_nonsense_of_a_guest_is_told_as_such(change: dict[str, Any]) -> None:
 
 
 def test_text_of_a_guest_has_no_control_characters() -> None:
-    spec = to_body("web", _spec(ServiceBody.model_validate(FULL), "web"))
+    spec = to_body("web", spec_of(ServiceBody.model_validate(FULL), "web"))
     assert service(told(spec, detail="a\x1b[2Jb\n" + "x" * 1000)).detail.startswith("a?[2Jb?xxx")
 
 
@@ -119,3 +121,46 @@ def test_lines_come_whole_and_long_ones_in_pieces() -> None:
 def test_what_is_no_place_in_a_log(text: str) -> None:
     assert parse_cursor(text) is None
     assert str(parse_cursor("12.0f")) == "12.0f"
+
+
+def named(name: str, *others: str) -> dict[str, Any]:
+    return {"name": name, "command": "x", "depends_on": [*others]}
+
+
+def test_services_of_a_create_are_defined_behind_what_they_depend_on() -> None:
+    body = CreateBody.model_validate({"services": [named("c", "b", "old"), named("a"), named("b", "a")]})
+    found = services_of(body)
+    assert [name for name, _ in found] == ["a", "b", "c"]
+    assert found[2][1].depends_on == ("b", "old"), "one of the snapshot is known to the agent alone"
+    assert services_of(CreateBody()) == ()
+
+
+@pytest.mark.parametrize(
+    ("services", "sentence"),
+    [
+        ([named("a"), named("a")], "two of the name a; each needs"),
+        (
+            [named("x"), named("a", "b"), named("b", "c"), named("c", "b")],
+            r"circle: b -> c -> b; one has to start first",
+        ),
+        ([named("a", "a")], "other services"),
+    ],
+)
+def test_services_of_a_create_that_cannot_be(services: list[dict[str, Any]], sentence: str) -> None:
+    with pytest.raises(ClocheError, match=sentence) as told:
+        services_of(CreateBody.model_validate({"services": services}))
+    assert told.value.code == "request.invalid"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"services": [{"command": "x"}]},
+        {"services": [{"name": "A b", "command": "x"}]},
+        {"services": [named(f"s{number}") for number in range(33)]},
+        {"wait_for_services_seconds": 601},
+    ],
+)
+def test_bodies_of_creates_that_are_refused(body: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        CreateBody.model_validate(body)

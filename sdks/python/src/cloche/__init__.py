@@ -136,7 +136,7 @@ from .network import Decision, Explanation, NetworkPolicy, Secret
 from .ports import Port, PreviewToken
 from .processes import GuestProcess, ProcessInfo, ProcessTable
 from .runs import Run, RunFailure, RunLanguage, RunResult, RunStep
-from .services import HealthCheck, LogPage, ServiceInfo
+from .services import HealthCheck, LogPage, ServiceDefinition, ServiceInfo
 from .ssh import SshKey, SshServer
 from .usage import Budget, BudgetStatus, Cost, Usage, UsageGroup, UsageSum
 
@@ -263,6 +263,7 @@ __all__ = [
     "ServerError",
     "ServerUnavailable",
     "Service",
+    "ServiceDefinition",
     "ServiceInfo",
     "Services",
     "Snapshot",

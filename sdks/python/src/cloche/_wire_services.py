@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ._wire import Json, given, record, records, required, timestamp
-from .services import HealthCheck, LogPage, ServiceInfo
+from .services import HealthCheck, LogPage, ServiceDefinition, ServiceInfo
 
 
 def service(data: Json) -> ServiceInfo:
@@ -40,6 +41,28 @@ def health(check: HealthCheck) -> dict[str, Any]:
     if check.http is not None:
         body["http"] = given(port=check.http, path=check.path, status=check.status)
     return body
+
+
+def definition(one: ServiceDefinition) -> dict[str, Any]:
+    """The body of a definition, without its name."""
+    words = one.command if isinstance(one.command, str) else [str(word) for word in one.command]
+    body = given(command=words, cwd=one.cwd, user=one.user, restart=one.restart, max_restarts=one.max_restarts)
+    body |= given(env=dict(one.env) or None, depends_on=list(one.depends_on) or None, autostart=one.autostart)
+    body |= given(backoff_seconds=one.backoff, window_seconds=one.window, stop_grace_seconds=one.stop_grace)
+    body |= given(buffer_kb=one.buffer_kb, health=None if one.health is None else health(one.health))
+    return body | dict(one.more)
+
+
+def definitions(found: Sequence[ServiceDefinition | Mapping[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Those of a create; a mapping is as the API has it."""
+    if found is None:
+        return None
+    return [{"name": one.name, **definition(one)} if isinstance(one, ServiceDefinition) else dict(one) for one in found]
+
+
+def of_create(found: Sequence[ServiceDefinition | Mapping[str, Any]] | None, wait: float | None) -> dict[str, Any]:
+    """The part of a create's body that is about services; `wait` in seconds."""
+    return given(services=definitions(found), wait_for_services_seconds=wait)
 
 
 def page(data: object) -> LogPage:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-__all__ = ["HealthCheck", "LogPage", "ServiceInfo"]
+__all__ = ["HealthCheck", "LogPage", "ServiceDefinition", "ServiceInfo"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,28 @@ class HealthCheck:
     retries: int | None = None
     start_period: float | None = None
     on_unhealthy: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceDefinition:
+    """A service that a sandbox is created with; the fields are those of `sandbox.services.define`, and None is the
+    server's default. `more`: further fields of the API, as they are."""
+
+    name: str
+    command: str | Sequence[str]
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    user: str | None = None
+    restart: str | None = None
+    backoff: float | None = None
+    max_restarts: int | None = None
+    window: float | None = None
+    health: HealthCheck | None = None
+    depends_on: Sequence[str] = ()
+    autostart: bool | None = None
+    stop_grace: float | None = None
+    buffer_kb: int | None = None
+    more: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from cloche_server.api import (
     wire,
     wire_archive,
     wire_code,
+    wire_create,
     wire_events,
     wire_files,
     wire_git,
@@ -39,7 +40,7 @@ from cloche_server.core.scopes import Scope
 from cloche_server.settings import Settings
 
 REQUESTS: Final[tuple[type[BaseModel], ...]] = (
-    wire.CreateBody,
+    wire_create.CreateBody,
     wire.ExecBody,
     wire.LifecycleBody,
     wire.SandboxPatch,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,7 +15,8 @@ from cloche_server.app.entry import Entry, find_named, name_taken
 from cloche_server.app.machines import Machines, Slot, Source
 from cloche_server.app.pools import Pools
 from cloche_server.app.promoted import with_own_shape
-from cloche_server.app.steps import Step, run_steps
+from cloche_server.app.sandbox_services import define_all
+from cloche_server.app.steps import Step, run_steps, told_as_boot_failure
 from cloche_server.app.supervisor import Supervisor
 from cloche_server.core.budgets import Account, Budget
 from cloche_server.core.errors import ClocheError
@@ -24,6 +24,7 @@ from cloche_server.core.expiry import expires_at, lifetime_end
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.network import NetworkMode, NetworkPolicy, SecretGrant
 from cloche_server.core.records import BootMode, ExecDefaults, IdleAction, Resources, Sandbox
+from cloche_server.core.services import ServiceSpec
 from cloche_server.core.walls import Walls
 from cloche_server.host.clock import Clock
 from cloche_server.settings import Settings
@@ -77,6 +78,8 @@ class CreateRequest:
     network: NetworkPolicy | None = None
     network_group: str | None = None
     grants: tuple[SecretGrant, ...] = ()
+    #: Names and definitions, each behind those that it depends on.
+    services: tuple[tuple[str, ServiceSpec], ...] = ()
     #: What is taken while nothing is baked under the name of the template.
     stand_in: str | None = None
 
@@ -255,6 +258,7 @@ class Creator:
             Step("grow_disk", lambda: self._grow(work), deadline=60),
             Step("network", lambda: self._plug_in(work), deadline=30),
             Step("renew", lambda: self._renew(work), deadline=60),
+            Step("services", lambda: self._define(work), deadline=60),
             Step("start", lambda: self._start(work)),
         ]
 
@@ -363,12 +367,12 @@ class Creator:
     async def _restore(self, work: _Creation) -> None:
         assert work.slot is not None
         if not work.slot.restored:
-            with _told_as_boot_failure():
+            with told_as_boot_failure():
                 await self._machines.restore(work.slot)
 
     async def _grow(self, work: _Creation) -> None:
         assert work.slot is not None
-        with _told_as_boot_failure():
+        with told_as_boot_failure():
             await self._machines.grow_disk(work.slot, work.resources.disk_mb)
 
     async def _plug_in(self, work: _Creation) -> None:
@@ -377,12 +381,18 @@ class Creator:
 
     async def _renew(self, work: _Creation) -> None:
         assert work.slot is not None
-        with _told_as_boot_failure():
+        with told_as_boot_failure():
             if work.slot.renewed:
                 await self._machines.greet(work.slot, work.ca_pem)
             else:
                 thaw = work.request.source is not None
                 await self._machines.renew(work.slot, thaw=thaw, ca_pem=work.ca_pem)
+
+    async def _define(self, work: _Creation) -> None:
+        assert work.slot is not None
+        assert work.entry is not None
+        with told_as_boot_failure():
+            await define_all(work.entry, work.slot.guest, work.request.services)
 
     async def _start(self, work: _Creation) -> None:
         assert work.slot is not None
@@ -398,17 +408,6 @@ class Creator:
             started_at=self._clock.now(),
             boot_ms=max(1, round((time.perf_counter() - work.began) * 1000)),
         )
-
-
-@contextlib.contextmanager
-def _told_as_boot_failure() -> Iterator[None]:
-    """A caller who has no sandbox yet is not told of one that does not answer."""
-    try:
-        yield
-    except ClocheError as error:
-        if error.code not in {"sandbox.unreachable", "guest.protocol"}:
-            raise
-        raise ClocheError("sandbox.boot_failed", f"the sandbox could not be started: {error.message}") from error
 
 
 def _slot_size(slot: Slot) -> tuple[int, int, int]:

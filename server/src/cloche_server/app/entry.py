@@ -68,6 +68,8 @@ class Entry:
     #: The budget that was opened for it, until whoever minds budgets has taken it.
     account: Account | None = None
     processes: ProcessTable = field(default_factory=ProcessTable)
+    #: It was created with services.
+    has_services: bool = False
     mailbox: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     #: Set at the next move, and then another one takes its place.

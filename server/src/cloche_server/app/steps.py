@@ -7,9 +7,10 @@ undo of every step that had begun runs in reverse order, to its end, whatever el
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,3 +102,14 @@ def is_cancelled() -> bool:
     """Whether it is this task that is cancelled, and not something that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+@contextlib.contextmanager
+def told_as_boot_failure() -> Iterator[None]:
+    """A caller who has no sandbox yet is not told of one that does not answer."""
+    try:
+        yield
+    except ClocheError as error:
+        if error.code not in {"sandbox.unreachable", "guest.protocol"}:
+            raise
+        raise ClocheError("sandbox.boot_failed", f"the sandbox could not be started: {error.message}") from error

@@ -44,6 +44,16 @@ _BUDGET: Final = {
 
 _SECRET: Final = {"name": "its name", "version": "counts its values; the value is told nowhere"}
 
+_SERVICE: Final = {
+    "service": "its name",
+    "process_id": "of this run",
+    "detail": "why, in words of the agent",
+    "restarts": "how often it was started again before",
+    "at": "when, by the clock of the sandbox; `time` is when the server has learnt of it",
+    "skipped": "so many events of services were not told before this one, because there were too many",
+    "place": "where the agent has it; a server that starts anew goes on behind it",
+}
+
 #: Every type that the server writes or sends. A new one is added here, and then told with `Journal.tell`.
 CATALOGUE: Final[Mapping[str, TypeSpec]] = {
     "sandbox.created": TypeSpec(
@@ -115,6 +125,19 @@ CATALOGUE: Final[Mapping[str, TypeSpec]] = {
             "count": "how often it happened since it was told last",
         },
     ),
+    "service.started": TypeSpec("a run of a service has begun, as the agent in the sandbox says", _SERVICE),
+    "service.exited": TypeSpec(
+        "a run of a service is over, as the agent says",
+        {
+            "exit_code": "of its command; left out when that could not be started",
+            "signal": "that ended it",
+            "retry_in_seconds": "until it is started again; left out when it is not",
+            **_SERVICE,
+        },
+    ),
+    "service.healthy": TypeSpec("the health check of a service passes, and did not before", _SERVICE),
+    "service.unhealthy": TypeSpec("so many health checks in a row as its definition says have failed", _SERVICE),
+    "service.gave_up": TypeSpec("a service has failed and is not started again; a `start` tries anew", _SERVICE),
     "webhook.test": TypeSpec(
         "sent to a webhook by `POST /v1/webhooks/{id}/test` only; it is in no journal", {"webhook_id": "the webhook"}
     ),

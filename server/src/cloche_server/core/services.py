@@ -6,11 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
+from cloche_server.core.errors import ClocheError
+
 #: Of all services of a sandbox.
 SERVICES_MAX: Final = 32
 SERVICE_NAME: Final = "^[a-z0-9][a-z0-9-]{0,47}$"
 DAY: Final = 86_400
 GRACE_MAX: Final = 60
+#: How long a create may wait for services (seconds).
+CREATE_WAIT_MAX: Final = 600
 #: Bytes of a definition, its environment included.
 DEFINITION_MAX: Final = 128 * 1024
 
@@ -66,3 +70,35 @@ class ServiceSpec:
     stop_grace: float = 10.0
     depends_on: Sequence[str] = ()
     health: HealthCheck | None = None
+
+
+def in_order(services: Sequence[tuple[str, ServiceSpec]]) -> tuple[tuple[str, ServiceSpec], ...]:
+    """Each behind those of the others that it depends on. Raises `request.invalid`: a name twice, or a circle."""
+    left: dict[str, ServiceSpec] = {}
+    for name, spec in services:
+        if name in left:
+            raise ClocheError(
+                "request.invalid",
+                f"services has two of the name {name}; each needs a name of its own",
+                details={"field": "services"},
+            )
+        left[name] = spec
+    found: list[tuple[str, ServiceSpec]] = []
+    while left:
+        free = [name for name, spec in left.items() if not any(one in left for one in spec.depends_on)]
+        if not free:
+            raise ClocheError(
+                "request.invalid",
+                f"services depend on each other in a circle: {' -> '.join(_circle(left))}; one has to start first",
+                details={"field": "services"},
+            )
+        found += [(name, left.pop(name)) for name in free]
+    return tuple(found)
+
+
+def _circle(left: Mapping[str, ServiceSpec]) -> list[str]:
+    """One of those that are there; each of `left` depends on another of them."""
+    path = [next(iter(left))]
+    while (following := next(one for one in left[path[-1]].depends_on if one in left)) not in path:
+        path.append(following)
+    return [*path[path.index(following) :], following]

@@ -16,6 +16,7 @@ from .files import FileCalls
 from .filetools import FileToolCalls
 from .h2link import Response
 from .processes import ProcessCalls, exec_path, is_exec_id
+from .service_events import ServiceEventCalls
 from .services import ServiceCalls
 from .sockets import SocketCalls
 from .streams import IDLE_SECONDS, ExecCall
@@ -28,9 +29,10 @@ _MACHINE: Final = CallContext("machine")
 _EXECS_BYTES: Final = 4 * 1024 * 1024
 
 
-class GuestClient(FileCalls, FileToolCalls, ProcessCalls, ServiceCalls, SocketCalls):
+class GuestClient(FileCalls, FileToolCalls, ProcessCalls, ServiceCalls, ServiceEventCalls, SocketCalls):
     """Speaks to the agent of one sandbox; file calls are in `FileCalls` and `FileToolCalls`, those of processes in
-    `ProcessCalls`, those of services in `ServiceCalls`, those of sockets in `SocketCalls`.
+    `ProcessCalls`, those of services in `ServiceCalls` and `ServiceEventCalls`, those of sockets in
+    `SocketCalls`.
 
     Connects when a call needs it. Every method raises ClocheError: `sandbox.unreachable` (LinkLost,
     LinkTimeout) when the agent is not there, `guest.protocol` when it answers nonsense, and what

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, AnyStr, Literal, Self, Unpack
 
-from .. import _aio, _call, _wire, _wire_network, _wire_usage
+from .. import _aio, _call, _wire, _wire_network, _wire_services, _wire_usage
 from .._call import SILENCE, SLOW, Call
 from .._wire import ExecOptions
 from ..errors import ClocheError, SandboxNotFound
 from ..models import ExecInfo, ExecResult, Isolation, Load, SandboxInfo
 from ..network import NetworkPolicy
+from ..services import ServiceDefinition
 from ..usage import Budget, Usage
 from .client import AsyncClient, transport_for
 from .code import AsyncCode
@@ -95,6 +96,8 @@ class AsyncSandbox(AsyncLife, AsyncNetwork, AsyncPorts, AsyncCode):
         network: NetworkPolicy | Mapping[str, Any] | str | None = None,
         network_group: str | None = None,
         secrets: Sequence[Mapping[str, Any]] | None = None,
+        services: Sequence[ServiceDefinition | Mapping[str, Any]] | None = None,
+        wait_for_services: float | None = None,
         idempotency_key: str | None = None,
         client: AsyncClient | None = None,
         api_url: str | None = None,
@@ -110,23 +113,24 @@ class AsyncSandbox(AsyncLife, AsyncNetwork, AsyncPorts, AsyncCode):
         (`"hibernate"` unless given). `max_lifetime_seconds`: its end that no renewal, resume or start moves (0: none).
         `budget`: what it may use, see `Budget`. `env`, `cwd`, `user`: defaults for every command.
         `minimum_boundary="microvm-kvm"` refuses software emulation. `network`: what it may reach, or a mode alone.
-        `network_group`: it and the workspace's other sandboxes of the same one reach each other by name.
-        `secrets`: grants of secrets of the workspace, with `secret`, `hosts` and `env` at least. A server without room
-        is asked again for a while (`max_retry_seconds` of the client), then `CapacityError` is raised. With the
-        `idempotency_key` of an earlier call with the same arguments, that call's sandbox is returned.
+        `network_group`: it and the workspace's other sandboxes of the same one reach each other by name. `secrets`:
+        grants of secrets of the workspace, with `secret`, `hosts` and `env` at least. `services` that it keeps running;
+        with `wait_for_services` it returns when they are well, or after so many seconds. Without room it is tried again
+        for `max_retry_seconds`, then `CapacityError`. The `idempotency_key` of an earlier equal call gives its sandbox.
         """
         transport = transport_for(client, api_url, api_key, timeout)
         origin = from_snapshot.id if isinstance(from_snapshot, AsyncSnapshot) else from_snapshot
         body = _wire.given(template=template if origin is None else None, from_snapshot=origin)
         body |= _wire.given(name=name, if_exists=if_exists, cpus=cpus, memory_mb=memory_mb, disk_mb=disk_mb)
-        body |= _wire.given(ttl_seconds=ttl_seconds, persistent=persistent)
-        body |= _wire.given(idle_seconds=idle_seconds, idle_action=idle_action)
+        body |= _wire.given(ttl_seconds=ttl_seconds, persistent=persistent, idle_seconds=idle_seconds)
         body |= _wire.given(metadata=dict(metadata or {}) or None, env=dict(env or {}) or None, cwd=cwd, user=user)
         body |= _wire.given(minimum_boundary=minimum_boundary, max_lifetime_seconds=max_lifetime_seconds)
+        body |= _wire_services.of_create(services, wait_for_services) | _wire.given(idle_action=idle_action)
         body |= _wire.given(budget=_wire_usage.budget_body(budget), network_group=network_group)
         body |= _wire.given(network=_wire_network.policy_body(network), secrets=_wire_network.grants_body(secrets))
         headers = {"Idempotency-Key": idempotency_key or uuid.uuid4().hex}
-        call = Call("POST", _call.path("sandboxes"), json=body, headers=headers, kind="create", silence=SLOW)
+        silence = SLOW + (wait_for_services or 0)
+        call = Call("POST", _call.path("sandboxes"), json=body, headers=headers, kind="create", silence=silence)
         return cls(transport, _wire.sandbox_info(_wire.record(await transport.json(call))))
 
     @classmethod

@@ -9,7 +9,7 @@ from typing import Literal
 from .. import _call, _wire, _wire_services
 from .._call import SILENCE, SLOW, Call
 from ..errors import WaitTimeout
-from ..services import HealthCheck, LogPage, ServiceInfo
+from ..services import HealthCheck, LogPage, ServiceDefinition, ServiceInfo
 from .processes import AsyncProcess, AsyncProcesses
 from .transport import AsyncTransport
 
@@ -127,11 +127,10 @@ class AsyncServices:
         before the first restart, doubled with each one; after `max_restarts` in `window` seconds it has failed.
         `autostart`: now, and at each boot. `stop_grace`: seconds until what does not end is killed.
         """
-        words = command if isinstance(command, str) else [str(word) for word in command]
-        body = _wire.given(command=words, cwd=cwd, user=user, restart=restart, max_restarts=max_restarts)
-        body |= _wire.given(env=dict(env or {}) or None, depends_on=list(depends_on) or None, autostart=autostart)
-        body |= _wire.given(backoff_seconds=backoff, window_seconds=window, stop_grace_seconds=stop_grace)
-        body |= _wire.given(buffer_kb=buffer_kb, health=None if health is None else _wire_services.health(health))
+        one = ServiceDefinition(
+            name, command, env or {}, cwd, user, restart, backoff, max_restarts, window, health, depends_on, autostart
+        )
+        body = _wire_services.definition(one) | _wire.given(stop_grace_seconds=stop_grace, buffer_kb=buffer_kb)
         call = Call("PUT", self._one(name), json=body, silence=SLOW)
         return self._handle(_wire_services.service(_wire.record(await self._transport.json(call))))
 

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from cloche_server.api.context import Caller, FlagQuery, SandboxId, ServicesDep, Workspace, flag
 from cloche_server.api.docs import answers, header, sse
 from cloche_server.api.errors import error_body
+from cloche_server.api.keepalive import KEEPALIVE_AGENTS
 from cloche_server.api.respond import json_response, undone, while_connected
 from cloche_server.api.sse import SseEvent, SseResponse
 from cloche_server.api.wire import ErrorAnswer
@@ -119,10 +120,13 @@ def _text(page: LogPage) -> Response:
 
 def _events(request: Request, stopping: object, log: Log, cursor: Cursor | None, tail: int | None) -> Response:
     items = log.follow(cursor, tail)
+    # These clients print whatever comes as a line, and take the end of the stream for the end.
+    prints_all = request.headers.get("user-agent", "").startswith(KEEPALIVE_AGENTS)
 
     async def events() -> AsyncIterator[SseEvent]:
         async for item in items:
-            yield _event(item)
+            if not (prints_all and isinstance(item, LogEnd)):
+                yield _event(item)
 
     def failed(error: ClocheError) -> SseEvent:
         return SseEvent("error", error_body(error, request.scope["cloche.request_id"]))

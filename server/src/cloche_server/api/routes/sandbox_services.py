@@ -97,7 +97,8 @@ def _health(check: HealthCheck) -> dict[str, Any]:
     )
 
 
-def _spec(body: ServiceBody, name: str) -> ServiceSpec:
+def spec_of(body: ServiceBody, name: str) -> ServiceSpec:
+    """What a body says. Raises `request.invalid`."""
     if body.cwd is not None and not body.cwd.startswith("/"):
         raise ClocheError("request.invalid", "cwd must be absolute", details={"field": "cwd"})
     check_names(body.depends_on, name)
@@ -170,7 +171,7 @@ async def put(
 ) -> Response:
     """The same definition changes nothing; another one ends what runs and starts it anew. It is kept on the disk of the
     sandbox, so that a boot, a fork and a restore have what belongs to them."""
-    spec = _spec(await read_model(request, ServiceBody), service_name)
+    spec = spec_of(await read_model(request, ServiceBody), service_name)
     work = services.units.put(workspace, sandbox_id, service_name, spec)
     found, created = await while_connected(request, work, undone)
     headers = {"Location": f"/v1/sandboxes/{sandbox_id}/services/{service_name}"} if created else {}

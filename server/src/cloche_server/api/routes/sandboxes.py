@@ -13,16 +13,17 @@ from cloche_server.api.context import OnlySandbox, SandboxId, ServicesDep, Works
 from cloche_server.api.docs import answers, header, json_body
 from cloche_server.api.keepalive import KEEPALIVE_AGENTS
 from cloche_server.api.respond import json_response, parse_model, read_body, read_model, while_connected
+from cloche_server.api.routes.created import created, services_of
 from cloche_server.api.routes.network import grants_of, group_of, policy_of
 from cloche_server.api.routes.usage import budget_of
 from cloche_server.api.wire import (
-    CreateBody,
     LifecycleAnswer,
     LifecycleBody,
     LoadAnswer,
     SandboxAnswer,
     SandboxPatch,
 )
+from cloche_server.api.wire_create import CreateBody, CreatedAnswer
 from cloche_server.app.create import CreateRequest
 from cloche_server.app.names import IfExists
 from cloche_server.app.services import Services
@@ -111,6 +112,7 @@ def _create_request(body: CreateBody, workspace: str, settings: Settings) -> Cre
         network=policy_of(body.network),
         grants=grants_of(body.secrets),
         network_group=group_of(body.network_group, settings),
+        services=services_of(body),
     )
 
 
@@ -150,7 +152,7 @@ async def _continue(
 @router.post(
     "/sandboxes",
     status_code=201,
-    response_model=SandboxAnswer,
+    response_model=CreatedAnswer,
     responses={
         200: {"description": "A sandbox of that name was there and runs", "model": SandboxAnswer},
         201: {"description": "The sandbox runs", "headers": {"Location": header("Path of the sandbox")}},
@@ -177,6 +179,8 @@ async def create(
         work = services.creates.create(wanted, idempotency_key, raw, if_exists)
     else:
         work = _continue(services, body, wanted, idempotency_key, raw)
+    if body.services:
+        return await while_connected(request, created(services, body, wanted, work))
     record, made = await while_connected(request, work)
     return json_response(present.sandbox(record), 201 if made else 200, {"Location": f"/v1/sandboxes/{record.id}"})
 
