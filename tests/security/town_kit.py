@@ -24,8 +24,8 @@ UDP = 9000
 
 class Town:
     """`db`: of the workspace of the sandbox `box` that tries; `foreign`: of another one. Each says on `PORTS` who it is
-    and who has called, and then whatever it hears; a datagram to `UDP` it sends back behind that. `heard`: who was called,
-    by whom."""
+    and who has called, and then whatever it hears; a datagram to `UDP` it sends back behind that. `heard`: who was
+    called, by whom."""
 
     def __init__(self, netd: Netd, slot: Slot, prefix: str, attach: Callable[..., None]) -> None:
         self.netd = netd

@@ -70,9 +70,7 @@ async def use(server: Server, root: str) -> bytes:
             await asyncio.to_thread(handshake, port, stranger, root)
     trusting = ssl.create_default_context(cadata=root)
     async with httpx.AsyncClient(http2=True, verify=trusting, trust_env=False) as http:
-        answer = await http.get(
-            f"https://127.0.0.1:{port}/", headers={"Host": BASE}, extensions={"sni_hostname": BASE}
-        )
+        answer = await http.get(f"https://127.0.0.1:{port}/", headers={"Host": BASE}, extensions={"sni_hostname": BASE})
     assert (answer.http_version, answer.status_code) == ("HTTP/2", 404)
     return shown.public_bytes(Encoding.DER)
 

@@ -19,6 +19,8 @@ def test_a_module_proxy_that_is_not_there_is_told(tmp_path: Path, refuses: bool)
         if refuses:
             silent.close()
         environment = {**os.environ, "GOPROXY": where, "GOMODCACHE": str(tmp_path / "modules"), "GONOSUMDB": "*"}
-        with pytest.raises(pebble.BuildError, match=r"(?s)cannot be fetched from the module proxy .* see `go env GOPROXY`"):
+        with pytest.raises(
+            pebble.BuildError, match=r"(?s)cannot be fetched from the module proxy .* see `go env GOPROXY`"
+        ):
             pebble.build(tmp_path, environment, seconds=3)
     assert not (tmp_path / "pebble").exists()

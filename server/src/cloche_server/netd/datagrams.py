@@ -22,7 +22,6 @@ from cloche_server.core.datagrams import MAX_PAYLOAD, icmp_unreachable, udp_mess
 from cloche_server.core.network import GUEST_IP4, GUEST_IP6, Transport
 from cloche_server.core.policy import Decision, Outcome
 from cloche_server.host import datagrams
-from cloche_server.netd.groups import group_decision
 from cloche_server.netd.session import Flow, Session
 
 #: Of one sandbox at once; another one takes the place of the one that has been idle longest.
@@ -153,7 +152,7 @@ class MemberFlow:
         if not decision.allowed:
             self.flow.was_cut = f"upstream: {decision.reason}"
             table.end(self.key)
-            table.voice.refuse(self.key, len(payload))
+            table.settle(self.key, [payload], decision)
         elif session.up.spend(len(payload), self.last) and table.to_member(self.key, payload):
             session.carried(self.flow, len(payload), 0)
 
@@ -183,7 +182,9 @@ class Datagrams:
         self._catchers = tuple(catchers)
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        self._flows: OrderedDict[Key, UdpFlow | MemberFlow] = OrderedDict()  # the one that has been idle longest comes first
+        self._flows: OrderedDict[Key, UdpFlow | MemberFlow] = (
+            OrderedDict()
+        )  # the one that has been idle longest comes first
         self._waiting: dict[Key, list[bytes]] = {}
         self._told: OrderedDict[Key, float] = OrderedDict()
         self._running: set[asyncio.Task[None]] = set()
@@ -245,18 +246,22 @@ class Datagrams:
         if decision.rule == "not-resolved" and len(self._waiting) < _MOST_WAITING:
             self._resolve_first(key, payload)
             return
-        self._settle(key, [payload], decision)
+        self.settle(key, [payload], decision)
 
     def _answers(self, key: Key, payload: bytes) -> bool:
-        """Whether it is the answer to what a member has sent; then it was told to it."""
+        """Whether it is the answer to what a member has sent; then that is done with it. Limits of both hold."""
         own, theirs = self.session.own_address, self._table_of(key[1])
         if own is None or theirs is None:
             return False
         flow = theirs._flows.get((key[2], own, key[0]))
         if not isinstance(flow, MemberFlow):
             return False
-        if flow.heard(payload):
+        session = self.session
+        if session.used_up:
+            self.settle(key, [payload], Decision(Outcome.DENY, "limit", "the limit of bytes is used up"))
+        elif session.up.spend(len(payload), self._loop.time()) and flow.heard(payload):
             self.to_member(key, payload)
+            session.counted(len(payload), 0)
         return True
 
     def _table_of(self, address: Address) -> Datagrams | None:
@@ -289,9 +294,10 @@ class Datagrams:
             self.session.shared.report_failure("the names of a datagram", error)
         finally:
             payloads = self._waiting.pop(key, [])
-        self._settle(key, payloads, self.session.judge_datagram(address, port))
+        self.settle(key, payloads, self.session.judge_datagram(address, port))
 
-    def _settle(self, key: Key, payloads: Sequence[bytes], decision: Decision) -> None:
+    def settle(self, key: Key, payloads: Sequence[bytes], decision: Decision) -> None:
+        """What comes first in a flow, or after its end: carried in a new one, or refused and told."""
         flow = self._open(key, decision) if decision.allowed else None
         if flow is None:
             for payload in payloads:

@@ -251,6 +251,10 @@ class Session:
         """Counts, and cuts everything once the limit of bytes is passed."""
         flow.sent += sent
         flow.received += received
+        self.counted(sent, received)
+
+    def counted(self, sent: int, received: int) -> None:
+        """The same for what belongs to no connection of the guest's own."""
         self.totals.sent += sent
         self.totals.received += received
         if self.used_up:
