@@ -309,7 +309,7 @@ class Datagrams:
             if key in self._flows:  # a limit may have been passed
                 flow.send(payload)
 
-    def _open(self, key: Key, decision: Decision) -> UdpFlow | None:
+    def _open(self, key: Key, decision: Decision) -> UdpFlow | MemberFlow | None:
         """A new flow; None for one that a limit or the way there forbids, which the log tells."""
         while len(self._flows) >= MOST_FLOWS:
             self.end(next(iter(self._flows)))
