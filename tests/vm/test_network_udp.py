@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from kit import procs, truth
+from kit import procs, sse, truth
 from kit.client import Api, Box
 from kit.outside import Outside, open_outside
 from kit.server import Server
@@ -96,6 +96,23 @@ def rows(box: Box, **wanted: Any) -> list[dict[str, Any]]:
     return [one for one in entries if one["kind"] == "udp" and all(one[key] == wanted[key] for key in wanted)]
 
 
+def follow(box: Box) -> list[tuple[str, dict[str, Any]]]:
+    """What a reader of the log's stream is told while the policy closes everything and the sandbox is deleted; it goes
+    on where another one has left off."""
+    told: list[tuple[str, dict[str, Any]]] = []
+    first = network(box, "/log?limit=1")["entries"][0]["seq"]
+    headers = {"Accept": "text/event-stream", "Last-Event-ID": str(first)}
+    with box.api.http.stream("GET", f"/v1/sandboxes/{box.id}/network/log", headers=headers) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        network(box, mode="none", rules=[])
+        for event in sse.parse(response.iter_bytes()):
+            told.append((event.name, event.data))
+            if event.data.get("verdict") == "deny" and box.api.made.get(box.id) is not None:
+                box.delete()
+    assert min(one["seq"] for name, one in told if name == "decision") > first
+    return told
+
+
 def only_where_a_rule_says_so(box: Box, outside: Outside) -> None:
     """Neither another port, nor the host, a neighbour, metadata or the gateway, under a rule for everything too."""
     echo = f"{outside.address}@{ECHO}"
@@ -120,7 +137,7 @@ def only_where_a_rule_says_so(box: Box, outside: Outside) -> None:
     assert tried(box, echo) == ["refused"]
     proposal = network(box, "/proposal")
     assert [(one["protocol"], one["ports"], one["cidr"]) for one in proposal["rules"]] == [
-        ("udp", [ECHO], outside.network)
+        ("udp", [ECHO], outside.address)
     ]
     network(box, mode=proposal["mode"], rules=proposal["rules"])
     assert tried(box, echo) == ["hello"]
@@ -138,27 +155,26 @@ def test_datagrams_of_a_machine_its_child_and_a_new_netd(udpserver: Server, outs
     box.start(f"python3 /tmp/keep.py {outside.address}")
     until(lambda: met(box, "parent"))
     changed = network(box, mode="none", rules=[])
-    assert (changed["mode"], changed["cut"]) == ("none", 1)
+    assert changed["mode"] == "none"
+    assert changed["cut"] >= 1, "flows that are over are remembered for a while"
     until(lambda: met(box, "refused"))
     network(box, **opened(outside))
     until(lambda: met(box, "parent"))
-    ends = rows(box, end=True, reason="cut: the policy changed")
-    assert [(one["verdict"], one["rule"], one["bytes_sent"] > 0, one["bytes_received"] > 0) for one in ends] == [
-        ("allow", "echo", True, True)
-    ]
+    ends = rows(box, end=True, reason="cut: the policy changed", verdict="allow", rule="echo")
+    assert any(one["bytes_sent"] > 0 and one["bytes_received"] > 0 for one in ends)
 
     # A child goes on with the same socket, which is another flow.
-    child = box.fork()
     before = ports_of(outside, "parent")
+    child = box.fork()
     child.put("/tmp/me", b"child")
     until(lambda: met(child, "child"))
     assert not ports_of(outside, "child") & before
     assert met(box, "parent")
     assert {one["rule"] for one in rows(child, verdict="allow")} == {"echo"}
-    network(child, mode="none", rules=[])
-    until(lambda: met(child, "refused"))
+    told = follow(child)
     until(lambda: met(box, "parent"))
-    child.delete()
+    assert [name for name, _ in told[-1:]] == ["end"]
+    assert ("deny", "mode") in {(one["verdict"], one["rule"]) for name, one in told if name == "decision"}
 
     # The server ends, and nothing stops; netd ends, and its successor has the policy.
     udpserver.kill()
