@@ -182,9 +182,8 @@ class Datagrams:
         self._catchers = tuple(catchers)
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        self._flows: OrderedDict[Key, UdpFlow | MemberFlow] = (
-            OrderedDict()
-        )  # the one that has been idle longest comes first
+        #: The one that has been idle longest comes first.
+        self._flows: OrderedDict[Key, UdpFlow | MemberFlow] = OrderedDict()
         self._waiting: dict[Key, list[bytes]] = {}
         self._told: OrderedDict[Key, float] = OrderedDict()
         self._running: set[asyncio.Task[None]] = set()
