@@ -1,5 +1,6 @@
-"""A small world outside of the host, in a network namespace: names, HTTP and HTTPS that say what they were asked, and a
-TCP service that keeps connections. Its addresses are private, so a sandbox needs a rule with a network for it."""
+"""A small world outside of the host, in a network namespace: names, HTTP and HTTPS that say what they were asked, a TCP
+service that keeps connections, and one that sends datagrams back. Its addresses are private, so a sandbox needs a rule
+with a network for it."""
 
 from __future__ import annotations
 
@@ -32,13 +33,16 @@ OTHER = "other.test"
 
 @dataclass
 class Outside:
-    """`asked`: names that were asked for. `requests`: heads of HTTP requests. `address` is where everything is."""
+    """`asked`: names that were asked for. `requests`: heads of HTTP requests. `datagrams`: ports they came from, and
+    what they said. `address` is where everything is, `host` the host's own address beside it."""
 
     address: str
+    host: str
     ca_file: Path
     asked: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     connections: list[socket.socket] = field(default_factory=list)
+    datagrams: list[tuple[int, str]] = field(default_factory=list)
 
     @property
     def network(self) -> str:
@@ -73,18 +77,20 @@ def open_outside() -> Iterator[Outside]:
             subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
             for port in (80, 443, 7000):
                 listeners.append(netns.bound(socket.SOCK_STREAM, socket.AF_INET, port))
-            listeners.append(netns.bound(socket.SOCK_DGRAM, socket.AF_INET, 53))
+            for port in (53, 7001):
+                listeners.append(netns.bound(socket.SOCK_DGRAM, socket.AF_INET, port))
 
         netns.inside(space, furnish)
         context = make_certificate(work)
-        outside = Outside(theirs, work / "ca.pem")
-        http, https, keep, names = listeners
+        outside = Outside(theirs, ours, work / "ca.pem")
+        http, https, keep, names, echo = listeners
         for one in listeners:
             one.setblocking(True)
         _serve(http, lambda peer: _talk(peer, outside))
         _serve(https, lambda peer: _talk(context.wrap_socket(peer, server_side=True), outside))
         _serve(keep, lambda peer: _keep(peer, outside))
         threading.Thread(target=_names, args=(names, outside), daemon=True).start()
+        threading.Thread(target=_echo, args=(echo, outside), daemon=True).start()
         yield outside
         for one in outside.connections:
             one.close()
@@ -135,6 +141,18 @@ def _keep(peer: socket.socket, outside: Outside) -> None:
     outside.connections.append(peer)
     while data := peer.recv(65536):
         peer.sendall(data)
+
+
+def _echo(sock: socket.socket, outside: Outside) -> None:
+    while True:
+        try:
+            payload, sender = sock.recvfrom(65535)
+        except OSError:
+            return
+        if not sender:  # shut down
+            return
+        outside.datagrams.append((sender[1], payload.decode("latin-1")))
+        sock.sendto(payload, sender)
 
 
 def _names(sock: socket.socket, outside: Outside) -> None:

@@ -1,6 +1,6 @@
 """Pebble, the small ACME server for tests, on loopback, with the names that it looks up.
 
-It is built once from its pinned source and kept below `.cloche`. Where that cannot be done, tests are skipped, loudly.
+It is built once from sources that are pinned by their sums, and kept below `.cloche`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
 import time
 import urllib.request
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,40 +31,69 @@ from cloche_server.host.certificates import issue, make_authority
 from kit.data import CHECKOUT
 
 VERSION = "v2.10.3"
+#: Its sources, with the sums of all of them.
+MODULE = Path(__file__).parent / "pebble_module"
 SOURCE = "github.com/letsencrypt/pebble/v2/cmd/pebble"
-BUILD_SECONDS = 600
+#: Of what is fetched, and of what is then built.
+FETCH_SECONDS = 90
+BUILD_SECONDS = 300
+#: So long others of the same run need not try again.
+REMEMBER_SECONDS = 120
 
 
 def binary() -> Path:
-    """Skips the test when there is none and none can be built."""
+    """Built at the first call. The test fails when that cannot be done, and says why."""
     folder = CHECKOUT / ".cloche" / f"pebble-{VERSION}"
-    made = folder / "pebble"
+    made, why = folder / "pebble", folder / "failed"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several workers of one run
-        if not made.exists():
-            _build(folder)
+        if made.exists():
+            return made
+        if why.exists() and time.time() - why.stat().st_mtime < REMEMBER_SECONDS:
+            pytest.fail(why.read_text(), pytrace=False)
+        try:
+            build(folder)
+        except BuildError as error:
+            why.write_text(str(error))
+            pytest.fail(str(error), pytrace=False)
     return made
 
 
-def _build(folder: Path) -> None:
+class BuildError(Exception):
+    """A sentence."""
+
+
+def build(folder: Path, environment: Mapping[str, str] = os.environ, seconds: float = FETCH_SECONDS) -> None:
+    """`folder/pebble` from its sources. Raises `BuildError`."""
     kept = CHECKOUT / ".cloche" / "go" / "bin" / "go"
     go = shutil.which("go") or next((str(p) for p in (Path("/usr/local/go/bin/go"), kept) if p.exists()), None)
     if go is None:
-        pytest.skip(f"ACME IS NOT TESTED: there is no Go to build {SOURCE}@{VERSION} with")
-    environment = {**os.environ, "GOBIN": str(folder / "new"), "GOTOOLCHAIN": "local", "GOFLAGS": "-trimpath"}
+        raise BuildError(f"{SOURCE} {VERSION} cannot be built for the tests of ACME: there is no Go; ./test brings one")
+    ours = {"GOTOOLCHAIN": "local", "GOFLAGS": "-mod=readonly", "CGO_ENABLED": "0", "GIT_TERMINAL_PROMPT": "0"}
+    everything = {**environment, **ours}
+    _go([go, "list", "-deps", SOURCE], everything, seconds, "fetched from the module proxy")
+    new = folder / "new"
+    _go([go, "build", "-trimpath", "-buildvcs=false", "-o", str(new), SOURCE], everything, BUILD_SECONDS, "built")
+    new.replace(folder / "pebble")
+
+
+def _go(words: list[str], environment: Mapping[str, str], seconds: float, done: str) -> None:
+    process = subprocess.Popen(
+        words, cwd=MODULE, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
     try:
-        done = subprocess.run(
-            [go, "install", f"{SOURCE}@{VERSION}"],
-            env=environment, capture_output=True, text=True, timeout=BUILD_SECONDS, check=False,
-        )  # fmt: skip
-        said, failed = done.stderr, done.returncode != 0
+        _, said = process.communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
-        said, failed = "it took too long", True
-    if failed:
-        pytest.skip(f"ACME IS NOT TESTED: {SOURCE}@{VERSION} cannot be built: {said.strip()[-500:]}")
-    (folder / "new" / "pebble").replace(folder / "pebble")
-    shutil.rmtree(folder / "new")
+        os.killpg(process.pid, signal.SIGKILL)  # with its compilers
+        process.communicate()
+        said = f"it took longer than {seconds:g} s"
+    if process.returncode != 0:
+        raise BuildError(
+            f"{SOURCE} {VERSION} cannot be {done} for the tests of ACME: {said.strip()[-500:]} "
+            "(Go needs a module proxy that answers: see `go env GOPROXY`)"
+        )
 
 
 def free_port() -> int:
@@ -73,10 +103,13 @@ def free_port() -> int:
 
 @dataclass
 class Names:
-    """All names lead to loopback. `records`: a file with lines `set|clear NAME VALUE`, of TXT records."""
+    """All names lead to loopback. `records`: a file with lines `set|clear NAME VALUE`, of TXT records. While `held` is
+    there and not set, nobody gets an answer, and `waiting` counts who has asked."""
 
     records: Path
     asked: list[str] = field(default_factory=list)
+    held: asyncio.Event | None = None
+    waiting: int = 0
 
     def texts(self, name: str) -> list[str]:
         found: list[str] = []
@@ -92,7 +125,11 @@ class Names:
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 size = int.from_bytes(await reader.readexactly(2), "big")
-                wire = self._answer(dns.message.from_wire(await reader.readexactly(size))).to_wire()
+                query = await reader.readexactly(size)
+                if self.held is not None:
+                    self.waiting += 1
+                    await self.held.wait()
+                wire = self._answer(dns.message.from_wire(query)).to_wire()
                 writer.write(len(wire).to_bytes(2, "big") + wire)
                 await writer.drain()
         writer.close()

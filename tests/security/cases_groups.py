@@ -7,7 +7,7 @@ import socket
 import time
 
 from cases import NONE, ONLY_A, OPEN, Try, case
-from town_kit import BOX, DB, FOREIGN, hello, member
+from town_kit import BOX, DB, FOREIGN, UDP, hello, member
 
 from cloche_server.core.network import GUEST_IP4
 
@@ -244,3 +244,121 @@ def _(t: Try) -> None:
     assert t.guest.run(push) < 2 << 20
     assert _quick(t, DB)
     assert t.denied(rule="limit", address=DB)
+
+
+@case(GROUPS, "datagrams to a member", "carried without any rule, it sees who sends, and only it answers", NONE)
+def _(t: Try) -> None:
+    t.site.town.settle()
+    for size in (0, 4, 9000, 60_000):
+        sent = os.urandom(size)
+
+        def talk(sent: bytes = sent) -> bytes:
+            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                sock.settimeout(5)
+                sock.connect((DB, UDP))
+                sock.send(sent)
+                return sock.recv(65535)
+
+        assert t.guest.run(talk) == f"db hears {BOX}\n".encode() + sent, size
+    assert t.guest.udp(BOX, UDP) == "silent", "itself, where nobody listens"
+    for address in (FOREIGN, "198.19.0.1", "45.90.1.10"):
+        assert t.guest.udp(address, UDP) == "refused", address
+    assert {one for one, _ in t.site.town.heard} == {"db"}
+    begun = [one for one in t.site.log() if one["kind"] == "udp" and one["address"] == DB and not one["end"]]
+    assert {(one["verdict"], one["rule"], one["name"]) for one in begun} == {("allow", "group", "db")}
+    theirs = t.site.netd.call("log", sandbox="db", limit=100)["entries"]
+    assert theirs == [], "an answer is no call of its own"
+
+
+@case(GROUPS, "datagrams to who is no member", "refused, from outside of the group and to who has left it", OPEN)
+def _(t: Try) -> None:
+    t.site.town.settle()
+    t.site.town.groups(member("db", DB))
+    assert t.guest.udp(DB, UDP) == "refused", "in no group"
+    t.site.town.groups(member("box", BOX))
+    assert t.guest.udp(DB, UDP) == "refused"
+    assert t.guest.udp(FOREIGN, UDP) == "refused"
+    assert t.site.town.heard == []
+
+
+@case(GROUPS, "datagrams when a member leaves, sleeps or ends", "the flow is cut, others are refused and say why", NONE)
+def _(t: Try) -> None:
+    t.site.town.settle()
+
+    def held() -> list[str]:
+        found: list[str] = []
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(5)
+            sock.connect((DB, UDP))
+            for act in (
+                lambda: None,
+                lambda: t.site.town.groups(member("box", BOX), member("db", DB, status="paused")),
+                lambda: t.site.town.groups(member("box", BOX), member("db", DB)),
+                lambda: t.site.town.detach("db"),
+                lambda: t.site.town.attach("db"),
+                lambda: t.site.town.groups(member("box", BOX)),
+            ):
+                act()
+                try:
+                    sock.send(b"x")
+                    found.append(sock.recv(100).decode())
+                except ConnectionError:
+                    found.append("refused")
+                except PermissionError:
+                    found.append("refused")
+                except OSError as error:
+                    found.append("refused" if error.errno in {1, 13, 113} else repr(error))
+        return found
+
+    answer = f"db hears {BOX}\nx"
+    assert t.guest.run(held) == [answer, "refused", answer, "refused", answer, "refused"]
+    assert t.denied(rule="group", reason="the member is paused")
+    ends = [one["reason"] for one in t.site.log() if one["kind"] == "udp" and one["end"]]
+    assert ends == ["upstream: the member is paused", "upstream: the member has no network now",
+                    "cut: one of the two has left the group"]  # fmt: skip
+
+
+@case(GROUPS, "datagrams with the address of another member", "dropped: a guest has one address", NONE)
+def _(t: Try) -> None:
+    t.site.town.settle()
+
+    def spoof() -> None:
+        for source in (BOX, DB, "198.19.7.9"):
+            os.system(f"ip addr add {source}/32 dev eth0")
+            try:
+                with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+                    sock.bind((source, 0))
+                    sock.sendto(b"spoofed", (DB if source != DB else BOX, UDP))
+            finally:
+                os.system(f"ip addr del {source}/32 dev eth0")
+
+    t.guest.run(spoof)
+    assert t.guest.udp(DB, UDP, b"x") == f"db hears {BOX}\nx".encode()
+    assert len(t.site.town.heard) == 1
+
+
+@case(GROUPS, "limits of datagrams in a group", "flows and bytes count, and end with them", {
+    "mode": "none", "limits": {"total_mb": 1, "connections": 1}})  # fmt: skip
+def _(t: Try) -> None:
+    t.site.town.settle()
+    assert t.guest.udp(DB, UDP, b"x") == f"db hears {BOX}\nx".encode()
+    assert t.guest.udp(DB, UDP) == "refused", "another port of the guest is another flow"
+    assert t.denied(kind="udp", rule="limit")
+    t.site.renew(mode="none", limits={"total_mb": 1})
+    t.site.town.groups(member("box", BOX), member("db", DB))
+
+    def push() -> int:
+        carried = 0
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            sock.settimeout(3)
+            sock.connect((DB, UDP))
+            try:
+                while carried < 8 << 20:
+                    sock.send(bytes(30_000))
+                    carried += len(sock.recv(40_000))
+            except OSError:
+                pass
+        return carried
+
+    assert t.guest.run(push) < 1 << 20
+    assert t.guest.udp(DB, UDP) == "refused"

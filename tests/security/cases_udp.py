@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from cases import NONE, OPEN, Try, case
-from town_kit import DB
+from town_kit import FOREIGN
 from world_kit import A4, A6, B4, B6, METADATA4, NETD4, NETD6, PRIVATE4
 
 from cloche_server.core.network import GATEWAY_IP4, GATEWAY_IP6, GUEST_IP4
@@ -103,7 +103,7 @@ def _(t: Try) -> None:
 @case(UDP, "places that are not public", "stay closed under a rule for all networks and ports", ALL)
 def _(t: Try) -> None:
     t.site.town.settle()
-    closed = (METADATA4, NETD4, NETD6, "169.254.1.1", GATEWAY_IP4, GATEWAY_IP6, DB, "198.19.0.1", "fd00:ec2::254",
+    closed = (METADATA4, NETD4, NETD6, "169.254.1.1", GATEWAY_IP4, GATEWAY_IP6, FOREIGN, "198.19.0.1", "fd00:ec2::254",
               "64:ff9b::7f00:1", "2002:a9fe:a9fe::1")  # fmt: skip
     for address in closed:
         for port in (ECHO, 5300, 5302):

@@ -19,11 +19,13 @@ from cloche_server.network import slots
 #: Where the members of group `team` in these tests see each other.
 BOX, DB, FOREIGN = "198.19.7.1", "198.19.7.2", "198.19.7.3"
 PORTS = (53, 80, 443, 9000)
+UDP = 9000
 
 
 class Town:
     """`db`: of the workspace of the sandbox `box` that tries; `foreign`: of another one. Each says on `PORTS` who it is
-    and who has called, and then whatever it hears. `heard`: who was called, by whom."""
+    and who has called, and then whatever it hears; a datagram to `UDP` it sends back behind that. `heard`: who was
+    called, by whom."""
 
     def __init__(self, netd: Netd, slot: Slot, prefix: str, attach: Callable[..., None]) -> None:
         self.netd = netd
@@ -41,6 +43,7 @@ class Town:
             self.slots[name] = make_slot(f"{self._prefix}{name[0]}g", f"{self._prefix}{name[0]}s")
             for port in PORTS:
                 self._listen(name, port)
+            self._listen_for_datagrams(name)
         self._thread.start()
 
     def _listen(self, name: str, port: int) -> None:
@@ -67,6 +70,26 @@ class Town:
                     peer.sendall(data)
 
         netns_kit.start_inside(self.slots[name].guest, accept)
+
+    def _listen_for_datagrams(self, name: str) -> None:
+        def make() -> socket.socket:
+            sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            sock.bind(("0.0.0.0", UDP))
+            return sock
+
+        sock = netns_kit.inside(self.slots[name].guest, make)
+        self._servers.append(sock)
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    payload, caller = sock.recvfrom(65535)
+                    if sock.fileno() < 0 or self._stop.is_set():
+                        return
+                    self.heard.append((name, caller[0]))
+                    sock.sendto(f"{name} hears {caller[0]}\n".encode() + payload, caller)
+
+        netns_kit.start_inside(self.slots[name].guest, answer)
 
     def _serve_doors(self) -> None:
         """As the server does it."""

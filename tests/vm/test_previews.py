@@ -18,7 +18,7 @@ from kit.client import Api, Box
 from kit.server import Server
 
 #: Port: where it listens.
-BOUND = {3001: "127.0.0.1", 3002: "::1", 3003: "0.0.0.0", 80: "::", 65535: "127.0.0.1"}
+BOUND = {3001: "127.0.0.1", 3002: "::1", 3003: "0.0.0.0", 3004: "192.168.127.2", 80: "::", 65535: "127.0.0.1"}
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
 SERVER = """
 import base64, hashlib, http.server, json, socket, sys, threading, time
@@ -130,7 +130,7 @@ def test_wherever_it_listens(api: Api, served: Box, port: int) -> None:
 
 def test_which_way_leads_where(api: Api, served: Box) -> None:
     """Through the card to what listens on all addresses, by the agent to loopback."""
-    peers = {3001: "127.0.0.1", 3002: "::1", 3003: "192.168.127.1", 80: "::ffff:192.168.127.1"}
+    peers = {3001: "127.0.0.1", 3002: "::1", 3003: "192.168.127.1", 3004: "192.168.127.1", 80: "::ffff:192.168.127.1"}
     for port, peer in peers.items():
         assert Preview(api, served, port).http.get("/").json()["peer"] == peer, port
 

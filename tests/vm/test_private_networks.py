@@ -12,9 +12,9 @@ from kit.client import Api, Box
 from kit.server import Server
 from kit.until import until
 
-#: Says who has called, and then whatever it hears.
+#: Says who has called, and then whatever it hears. So it does with datagrams.
 SERVE = """
-import socketserver
+import socket, socketserver, threading
 class Talk(socketserver.BaseRequestHandler):
     def handle(self):
         self.request.sendall(('%s hears %s\\n' % (open('/tmp/me').read(), self.client_address[0])).encode())
@@ -23,6 +23,13 @@ class Talk(socketserver.BaseRequestHandler):
 class Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
+def datagrams(sock):
+    while True:
+        data, caller = sock.recvfrom(65535)
+        sock.sendto(('%s hears %s' % (open('/tmp/me').read(), caller[0])).encode(), caller)
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(('0.0.0.0', 9000))
+threading.Thread(target=datagrams, args=(sock,), daemon=True).start()
 Server(('0.0.0.0', 9000), Talk).serve_forever()
 """
 CALL = """
@@ -32,6 +39,12 @@ with socket.create_connection((sys.argv[1], 9000), 20) as s:
     print(f.readline().decode().strip())
     f.write(b'ping\\n'); f.flush()
     assert f.readline() == b'ping\\n'
+"""
+ASK = """
+import socket, sys
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+    s.settimeout(10)
+    s.connect((sys.argv[1], 9000)); s.send(b'x'); print(s.recv(1000).decode())
 """
 NONE = {"mode": "none"}
 
@@ -60,6 +73,7 @@ def furnish(box: Box, name: str) -> Box:
     box.put("/tmp/me", name.encode())
     box.put("/tmp/serve.py", SERVE.encode())
     box.put("/tmp/call.py", CALL.encode())
+    box.put("/tmp/ask.py", ASK.encode())
     box.start("python3 /tmp/serve.py")
     until(lambda: box.exec("python3 /tmp/call.py 127.0.0.1").code == 0)
     return box
@@ -81,6 +95,7 @@ def test_members_reach_each_other_through_everything(groupapi: Api, groupserver:
     assert call(web, "db") == f"db hears {at_web}"
     assert call(db, "web.team.internal") == f"web hears {at_db}"
     assert call(web, f"{db.id}.team.internal") == f"db hears {at_web}"
+    assert web.sh("python3 /tmp/ask.py db").strip() == f"db hears {at_web}", "by UDP as well"
     assert web.exec("curl -sS -m 20 http://db:9001/").code in {7, 55, 56}, "refused at once"
 
     child = web.fork()
@@ -93,8 +108,10 @@ def test_members_reach_each_other_through_everything(groupapi: Api, groupserver:
         stranger = elsewhere.create(name="thief", network_group="team")
         try:
             stranger.put("/tmp/call.py", CALL.encode())
+            stranger.put("/tmp/ask.py", ASK.encode())
             assert stranger.exec(f"python3 /tmp/call.py {db.id}.team.internal").code != 0
             assert stranger.exec(f"python3 /tmp/call.py {at_db}").code != 0
+            assert stranger.exec(f"python3 /tmp/ask.py {at_db}").code != 0
         finally:
             stranger.delete()
     lone = groupapi.create(network={"mode": "open"})
@@ -111,6 +128,7 @@ def test_members_reach_each_other_through_everything(groupapi: Api, groupserver:
     (netd,) = [p for p in procs.below(groupserver.data) if "cloche_server.netd" in p.cmdline.split("\0")]
     netd.kill(signal.SIGKILL)
     until(lambda: web.exec("python3 /tmp/call.py db").stdout.strip() == f"db hears {at_web}")
+    assert web.sh("python3 /tmp/ask.py db").strip() == f"db hears {at_web}"
 
     assert db.verb("hibernate")[0] in {200, 204}
     until(lambda: "hibernated" in explain(api, web, "db")["reason"])

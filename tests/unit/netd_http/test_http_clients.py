@@ -19,10 +19,13 @@ import pytest
 from http_kit import PLACEHOLDER, VALUE, Recorder, Seen, Stage, answered, grant
 
 from cloche_server.core.secrets import CA_BUNDLE, TRUST_ENV
+from kit.data import CHECKOUT
 
 #: A name that everything resolves, and that is sent in SNI.
 NAME = "localhost"
 BODY = bytes(range(256)) * 5000
+#: What `./test` brings: Node and npm beside Python, and Go where the machine has none.
+OURS = (str(Path(sys.executable).parent), str(CHECKOUT / ".cloche" / "go" / "bin"))
 DENIED = answered(b"who are you?", 'WWW-Authenticate: Basic realm="x"', status="401 Unauthorized")
 
 
@@ -52,7 +55,7 @@ class Guest:
         self.url = f"https://{NAME}:{port}"
         self.env = {name: str(scene.own) for name in TRUST_ENV}
         self.env |= {
-            "PATH": os.environ["PATH"],
+            "PATH": os.pathsep.join((*OURS, os.environ["PATH"])),
             "HOME": str(self.home),
             "KEY": PLACEHOLDER,
             "URL": self.url,
@@ -62,10 +65,11 @@ class Guest:
 
     async def run(self, *argv: str, cwd: Path | None = None) -> str:
         """What it prints. Skips the test, and says so, where there is no such program."""
-        if shutil.which(argv[0]) is None:
+        program = shutil.which(argv[0], path=self.env["PATH"])
+        if program is None:
             pytest.skip(f"{argv[0]} is not installed, so that it works through the engine is not tested")
         process = await asyncio.create_subprocess_exec(
-            *argv, env=self.env, cwd=cwd or self.home, stdin=asyncio.subprocess.DEVNULL,
+            program, *argv[1:], env=self.env, cwd=cwd or self.home, stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
         try:
@@ -254,7 +258,7 @@ class Backend(Recorder):
         path, _, query = seen.target.decode().partition("?")
         fields = {name.lower().decode(): value.decode() for name, value in seen.headers}
         env = {
-            "PATH": os.environ["PATH"],
+            "PATH": os.pathsep.join((*OURS, os.environ["PATH"])),
             "HOME": str(self._root),
             "GIT_PROJECT_ROOT": str(self._root),
             "GIT_HTTP_EXPORT_ALL": "1",

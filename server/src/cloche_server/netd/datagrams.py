@@ -2,6 +2,8 @@
 
 A flow is a port of the guest and a destination. Its socket is connected to that destination, so nobody else can answer
 in it, and answers go to the guest in the name of the destination. Nothing in a datagram is read.
+
+Between members of a network group no socket is needed: what one sends goes into the slot of the other in its name.
 """
 
 from __future__ import annotations
@@ -132,6 +134,42 @@ class UdpFlow:
             self._sock.close()
 
 
+class MemberFlow:
+    """To a member of the group: what is sent is said in its slot at once, and its answers come by `heard`."""
+
+    def __init__(self, table: Datagrams, key: Key, flow: Flow) -> None:
+        self.key = key
+        self.flow = flow
+        self._table = table
+        self.answered = False
+        self.last = asyncio.get_running_loop().time()
+
+    def send(self, payload: bytes) -> None:
+        """Lost where the member does not listen; refused once it cannot be called any more."""
+        table, session = self._table, self._table.session
+        self.last = asyncio.get_running_loop().time()
+        decision = session.judge_datagram(self.key[1], self.key[2])
+        if not decision.allowed:
+            self.flow.was_cut = f"upstream: {decision.reason}"
+            table.end(self.key)
+            table.settle(self.key, [payload], decision)
+        elif session.up.spend(len(payload), self.last) and table.to_member(self.key, payload):
+            session.carried(self.flow, len(payload), 0)
+
+    def heard(self, payload: bytes) -> bool:
+        """An answer of the member; whether it may be told to the guest."""
+        self.last = asyncio.get_running_loop().time()
+        self.answered = True
+        self._table.used(self.key)
+        if not self._table.session.down.spend(len(payload), self.last):
+            return False
+        self._table.session.carried(self.flow, 0, len(payload))
+        return True
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
 class Datagrams:
     """`catchers`: the sockets of the slot at which datagrams arrive, v4 and v6. `tasks` owns what names are asked
     for because of some of them."""
@@ -144,21 +182,27 @@ class Datagrams:
         self._catchers = tuple(catchers)
         self._tasks = tasks
         self._loop = asyncio.get_running_loop()
-        self._flows: OrderedDict[Key, UdpFlow] = OrderedDict()  # the one that has been idle longest comes first
+        #: The one that has been idle longest comes first.
+        self._flows: OrderedDict[Key, UdpFlow | MemberFlow] = OrderedDict()
         self._waiting: dict[Key, list[bytes]] = {}
         self._told: OrderedDict[Key, float] = OrderedDict()
         self._running: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         for catcher in self._catchers:
             self._loop.add_reader(catcher.fileno(), self._receive, catcher)
+        self._opened: bool | None = None
+        session.shared.datagrams[session.sandbox] = self
         session.changed = self._adjust
         self._adjust()
 
     def _adjust(self) -> None:
-        """Where no rule carries datagrams, the slot refuses them without us."""
+        """Where nothing carries datagrams, the slot refuses them without us."""
         self._told.clear()
         policy = self.session.policy
-        wanted = policy.opens_udp or policy.source.learn
+        wanted = policy.opens_udp or policy.source.learn or self.session.own_address is not None
+        if wanted is self._opened:
+            return
+        self._opened = wanted
         for catcher in self._catchers:
             if wanted:
                 datagrams.reopen(catcher)
@@ -190,6 +234,8 @@ class Datagrams:
             self.used(key)
             flow.send(payload)
             return
+        if self._answers(key, payload):
+            return
         kept = self._waiting.get(key)
         if kept is not None:
             if len(kept) < _MOST_KEPT:
@@ -199,7 +245,37 @@ class Datagrams:
         if decision.rule == "not-resolved" and len(self._waiting) < _MOST_WAITING:
             self._resolve_first(key, payload)
             return
-        self._settle(key, [payload], decision)
+        self.settle(key, [payload], decision)
+
+    def _answers(self, key: Key, payload: bytes) -> bool:
+        """Whether it is the answer to what a member has sent; then that is done with it. Limits of both hold."""
+        own, theirs = self.session.own_address, self._table_of(key[1])
+        if own is None or theirs is None:
+            return False
+        flow = theirs._flows.get((key[2], own, key[0]))
+        if not isinstance(flow, MemberFlow):
+            return False
+        session = self.session
+        if session.used_up:
+            self.settle(key, [payload], Decision(Outcome.DENY, "limit", "the limit of bytes is used up"))
+        elif session.up.spend(len(payload), self._loop.time()) and flow.heard(payload):
+            self.to_member(key, payload)
+            session.counted(len(payload), 0)
+        return True
+
+    def _table_of(self, address: Address) -> Datagrams | None:
+        """Of the member with an address."""
+        member = self.session.peer(address)
+        return None if member is None else self.session.shared.datagrams.get(member.sandbox)
+
+    def to_member(self, key: Key, payload: bytes) -> bool:
+        """Says it to the member as if it came from our guest's address in the group; False: it has no slot, or we have
+        no address there."""
+        own, theirs = self.session.own_address, self._table_of(key[1])
+        if own is None or theirs is None:
+            return False
+        theirs.voice.answer((key[2], own, key[0]), payload)
+        return True
 
     def _resolve_first(self, key: Key, payload: bytes) -> None:
         """The guest may know the address from before (a fork, a restart of ours): names are found again."""
@@ -217,9 +293,10 @@ class Datagrams:
             self.session.shared.report_failure("the names of a datagram", error)
         finally:
             payloads = self._waiting.pop(key, [])
-        self._settle(key, payloads, self.session.judge_datagram(address, port))
+        self.settle(key, payloads, self.session.judge_datagram(address, port))
 
-    def _settle(self, key: Key, payloads: Sequence[bytes], decision: Decision) -> None:
+    def settle(self, key: Key, payloads: Sequence[bytes], decision: Decision) -> None:
+        """What comes first in a flow, or after its end: carried in a new one, or refused and told."""
         flow = self._open(key, decision) if decision.allowed else None
         if flow is None:
             for payload in payloads:
@@ -231,16 +308,18 @@ class Datagrams:
             if key in self._flows:  # a limit may have been passed
                 flow.send(payload)
 
-    def _open(self, key: Key, decision: Decision) -> UdpFlow | None:
+    def _open(self, key: Key, decision: Decision) -> UdpFlow | MemberFlow | None:
         """A new flow; None for one that a limit or the way there forbids, which the log tells."""
         while len(self._flows) >= MOST_FLOWS:
-            self._end(next(iter(self._flows)))
+            self.end(next(iter(self._flows)))
         session = self.session
-        registered = session.open(key[1], key[2], lambda: self._end(key), Transport.UDP)
+        registered = session.open(key[1], key[2], lambda: self.end(key), Transport.UDP)
+        registered.peer = session.peer(key[1])
         over = session.over_limit()
         if over is None:
             try:
-                made = UdpFlow(self, key, registered)
+                kind = UdpFlow if registered.peer is None else MemberFlow
+                made: UdpFlow | MemberFlow = kind(self, key, registered)
             except OSError as error:
                 why = errno.errorcode.get(error.errno or 0, "no way there")
                 over = Decision(Outcome.DENY, "upstream", f"the datagram could not be sent on ({why})")
@@ -262,7 +341,8 @@ class Datagrams:
         self._told[key] = now + _TOLD_AGAIN
         while len(self._told) > _MOST_TOLD:
             self._told.popitem(last=False)
-        self.session.record(Flow(0, key[1], key[2], lambda: None, Transport.UDP), decision)
+        peer = self.session.peer(key[1])
+        self.session.record(Flow(0, key[1], key[2], lambda: None, Transport.UDP, peer=peer), decision)
 
     # ------------------------------------------------------------------ ends
 
@@ -271,11 +351,12 @@ class Datagrams:
         now = self._loop.time()
         for key, flow in list(self._flows.items()):
             if now - flow.last > (IDLE_ANSWERED if flow.answered else IDLE_UNANSWERED):
-                self._end(key)
+                self.end(key)
         if self._flows:
             self._sweeper = self._loop.call_later(_SWEEP, self._sweep)
 
-    def _end(self, key: Key) -> None:
+    def end(self, key: Key) -> None:
+        """The flow is over, if there is one."""
         flow = self._flows.pop(key, None)
         if flow is not None:
             flow.close()
@@ -284,6 +365,8 @@ class Datagrams:
     def close(self) -> None:
         """Nothing more is caught, and flows end."""
         self.session.changed = lambda: None
+        if self.session.shared.datagrams.get(self.session.sandbox) is self:
+            del self.session.shared.datagrams[self.session.sandbox]
         for catcher in self._catchers:
             with contextlib.suppress(ValueError, OSError):
                 self._loop.remove_reader(catcher.fileno())
@@ -291,7 +374,7 @@ class Datagrams:
         for task in self._running:
             task.cancel()
         for key in list(self._flows):
-            self._end(key)
+            self.end(key)
         if self._sweeper is not None:
             self._sweeper.cancel()
             self._sweeper = None

@@ -10,7 +10,7 @@ from cloche_server.core.groups import Member
 from cloche_server.core.names import host_name
 from cloche_server.core.network import Transport
 from cloche_server.core.policy import RAW, Claim, ClaimKind, Decision, Outcome
-from cloche_server.netd.intake import group_decision
+from cloche_server.netd.groups import group_decision
 from cloche_server.netd.session import Session
 
 
@@ -38,9 +38,7 @@ def _decide(
 ) -> tuple[Decision, str]:
     member = _member(session, host)
     if member is not None:
-        if transport is Transport.UDP:
-            return Decision(Outcome.DENY, "udp", "UDP is not carried to members of a group"), "address"
-        return group_decision(session, member), "address"
+        return group_decision(session.shared.doors, member), "address"
     policy = session.policy
     try:
         address = parse_address(host.removeprefix("[").removesuffix("]"))

@@ -21,6 +21,7 @@ from typing import Final
 from cloche_server.core.addresses import Address
 from cloche_server.core.groups import Group, Member, parse_member_address
 from cloche_server.core.network import GUEST_IP4
+from cloche_server.core.policy import Decision, Outcome
 
 #: A connection waits so long for a socket that the server has to make (it may be starting just now), and then for the
 #: guest to answer (seconds).
@@ -234,6 +235,15 @@ class Doors:
                 pool.idle.append(sock)
         if pool.waiting:
             self._want(sandbox)
+
+
+def group_decision(doors: Doors, peer: Member) -> Decision:
+    """Whether a member of a sandbox's group can be called now."""
+    try:
+        doors.check(peer)
+    except Unreachable as error:
+        return Decision(Outcome.DENY, "group", str(error.strerror))
+    return Decision(Outcome.ALLOW, "group", "a member of the network group of the sandbox")
 
 
 def _fail(pool: _Pool) -> None:

@@ -15,7 +15,7 @@ from cloche_server.core.policy import RAW, Claim, Decision, Outcome
 from cloche_server.netd import resolver
 from cloche_server.netd.firstbytes import MAX_BYTES, claim_of
 from cloche_server.netd.flow import HttpEngine
-from cloche_server.netd.groups import Unreachable
+from cloche_server.netd.groups import Unreachable, group_decision
 from cloche_server.netd.origin import original_destination
 from cloche_server.netd.refusal import refuse
 from cloche_server.netd.relay import Pipes, Relay
@@ -150,7 +150,7 @@ class Connection:
         """Into the slot of a member of the group. Neither policy nor secrets are asked, and nothing is read."""
         session, flow = self._session, self._flow
         flow.peer = peer
-        flow.decided = decision = session.over_limit() or group_decision(session, peer)
+        flow.decided = decision = session.over_limit() or group_decision(session.shared.doors, peer)
         session.record(flow, decision)
         if not decision.allowed:
             reset(self._guest)
@@ -291,15 +291,6 @@ class Connection:
             if claim is not None and claim.name is not None:
                 self._flow.claim = claim
                 self._flow.bound = self._session.pinned(claim.name, self._flow.address)
-
-
-def group_decision(session: Session, peer: Member) -> Decision:
-    """Whether a member of the sandbox's group can be called now."""
-    try:
-        session.shared.doors.check(peer)
-    except Unreachable as error:
-        return Decision(Outcome.DENY, "group", str(error.strerror))
-    return Decision(Outcome.ALLOW, "group", "a member of the network group of the sandbox")
 
 
 def _why(error: OSError) -> str:

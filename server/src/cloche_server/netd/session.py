@@ -16,6 +16,7 @@ from cloche_server.core.network import NetworkPolicy, SecretGrant, Transport
 from cloche_server.core.policy import RAW, Claim, ClaimKind, Decision, Outcome, Policy
 from cloche_server.netd.bucket import Bucket
 from cloche_server.netd.flow import Dialed, Refused, Target, Verdict
+from cloche_server.netd.groups import group_decision
 from cloche_server.netd.journal import DecisionLog, Learner
 from cloche_server.netd.lookup import Lookups
 from cloche_server.netd.pins import Pins
@@ -91,7 +92,7 @@ class Session:
         self.down = Bucket(0, 0)
         self._set(policy, grants)
         self.lookups = Lookups(self, shared.upstream)
-        #: Called when another policy holds.
+        #: Called when another policy holds, or others are in its group.
         self.changed: Callable[[], None] = lambda: None
 
     def _set(self, policy: NetworkPolicy, grants: Sequence[SecretGrant]) -> None:
@@ -111,6 +112,7 @@ class Session:
 
     def regroup(self) -> None:
         """The members of its group have changed; connections to who is none any more are cut."""
+        self.changed()
         self._cut("cut: one of the two has left the group")
 
     def _cut(self, why: str) -> int:
@@ -123,6 +125,11 @@ class Session:
     def peer(self, address: Address) -> Member | None:
         """Who of its group has an address."""
         return self.shared.groups.at(self._sandbox, address)
+
+    @property
+    def own_address(self) -> Address | None:
+        """Its own in its group; None: it is in none."""
+        return self.shared.groups.own_address(self._sandbox)
 
     def prepare(self) -> None:
         """Certificates of names that are known to be read are made before anybody waits for them."""
@@ -244,6 +251,10 @@ class Session:
         """Counts, and cuts everything once the limit of bytes is passed."""
         flow.sent += sent
         flow.received += received
+        self.counted(sent, received)
+
+    def counted(self, sent: int, received: int) -> None:
+        """The same for what belongs to no connection of the guest's own."""
         self.totals.sent += sent
         self.totals.received += received
         if self.used_up:
@@ -286,8 +297,8 @@ class Session:
 
     def judge_datagram(self, address: Address | None, port: int, names: Collection[str] | None = None) -> Decision:
         """On datagrams to an address (None: a public one). `names`: those that it has; left out, as they are known."""
-        if address is not None and self.peer(address) is not None:
-            return Decision(Outcome.DENY, "udp", "UDP is not carried to members of a group")
+        if address is not None and (peer := self.peer(address)) is not None:
+            return group_decision(self.shared.doors, peer)
         if names is None:
             names = [] if address is None else self.names_of(address)
         decision = self.policy.decide_datagram(address, port, names)

@@ -7,7 +7,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cloche_server.core.addresses import Address, Network
 from cloche_server.host.addresses import HostAddresses
@@ -17,6 +17,9 @@ from cloche_server.netd.flow import HttpEngine
 from cloche_server.netd.groups import Doors, Groups
 from cloche_server.netd.upstream import Upstream
 from cloche_server.netd.violations import Violations
+
+if TYPE_CHECKING:
+    from cloche_server.netd.datagrams import Datagrams
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,8 @@ class Vault:
 
 @dataclass
 class Shared:
-    """One for the process. `never`: networks that no rule of a policy opens."""
+    """One for the process. `never`: networks that no rule of a policy opens. `datagrams`: those of the slots that are
+    attached, by sandbox."""
 
     clock: Clock = field(default_factory=SystemClock)
     host: HostAddresses = field(default_factory=HostAddresses)
@@ -62,6 +66,7 @@ class Shared:
     vault: Vault = field(default_factory=Vault)
     groups: Groups = field(default_factory=Groups)
     doors: Doors = field(default_factory=Doors)
+    datagrams: dict[str, Datagrams] = field(default_factory=dict)
     never: Collection[Network] = ()
     engine: HttpEngine | None = None
     violations: Violations = field(init=False)
