@@ -57,6 +57,7 @@ def test_a_whole_session(screen: Tmux, shared: Box, tmp_path: Path) -> None:
     screen.type("clear; sleep 4321")
     until(lambda: shared.exec("pgrep -fcx 'sleep 4321'").stdout.strip() == "1")
     screen.key("C-c")
+    screen.until("there#")
     screen.type("echo code-$?")
     screen.until("code-130")
     # Wide and combining characters, typed and shown, are whole.
@@ -94,10 +95,10 @@ def test_coming_back(screen: Tmux, shared: Box, tmp_path: Path) -> None:
     leave(screen, tmp_path, 143)
     found = [one for one in shared.api.call("GET", f"{shared.path}/processes")["processes"] if one["pty"]]
     running = [one for one in found if one["status"] == "running"]
-    assert any(f"--process {running[0]['process_id']} --from" in line for line in _joined(screen))
+    assert f"--process {running[-1]['process_id']} --from" in "".join(screen.lines()), "how to come back is told"
     (tmp_path / "after").unlink()
     screen.type("clear")
-    screen.type(f"cloche shell {shared.id} --process {running[0]['process_id']}; echo ended-$?; stty -g > after")
+    screen.type(f"cloche shell {shared.id} --process {running[-1]['process_id']}; echo ended-$?; stty -g > after")
     screen.until("meanwhile-value-42")
     screen.type("exit $((kept=5))")
     leave(screen, tmp_path, 5)
@@ -121,8 +122,3 @@ def _clients(sandbox_id: str) -> list[procs.Proc]:
             if words[2:-1] == [PROGRAM.encode(), b"shell", sandbox_id.encode()] and start is not None:
                 found.append(procs.Proc(int(entry.name), start, "", ""))
     return found
-
-
-def _joined(screen: Tmux) -> list[str]:
-    """What is shown, with lines that were too long for the screen put together."""
-    return ["".join(screen.lines())]

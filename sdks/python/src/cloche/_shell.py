@@ -102,28 +102,40 @@ def _show(data: bytes) -> None:
 
 async def _type(far: AsyncTerminal) -> None:
     """What is typed here is typed there. At the end of a file or pipe the far one sees the end of its input."""
-    async for data in _typed(sys.stdin.fileno()):
-        await far.write(data)
+    try:
+        async for data in _typed(sys.stdin.fileno()):
+            await far.write(data)
+    except OSError:  # the near one is gone, which is no end of the input
+        return
     await far.write(b"\x04")
 
 
 async def _typed(fd: int) -> Any:
-    loop = asyncio.get_running_loop()
-    ready = asyncio.Event()
-    try:
-        loop.add_reader(fd, ready.set)
-    except (OSError, ValueError):  # a file is always ready, and no loop waits for it
-        while data := await asyncio.to_thread(os.read, fd, _PIECE):
-            yield data
-        return
     try:
         while True:
-            await ready.wait()
-            ready.clear()
+            await _readable(fd)
             data = os.read(fd, _PIECE)
             if not data:
                 return
             yield data
+    except PermissionError:  # a file is always ready, and no loop waits for it
+        while data := await asyncio.to_thread(os.read, fd, _PIECE):
+            yield data
+
+
+async def _readable(fd: int) -> None:
+    """Waits until a read does not. Once for each read: a stale call that says so would make the next one hold up all,
+    also what is to be shown, until somebody types."""
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+
+    def come() -> None:
+        if not ready.done():
+            ready.set_result(None)
+
+    loop.add_reader(fd, come)
+    try:
+        await ready
     finally:
         loop.remove_reader(fd)
 
