@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from cloche_server.host import netns
+from kit.githost import GitHost
 
 NAME = "outside.test"
 OTHER = "other.test"
@@ -43,6 +44,8 @@ class Outside:
     requests: list[str] = field(default_factory=list)
     connections: list[socket.socket] = field(default_factory=list)
     datagrams: list[tuple[int, str]] = field(default_factory=list)
+    #: Answers requests for paths that begin with `/git/`, instead of saying what they were.
+    git: GitHost | None = None
 
     @property
     def network(self) -> str:
@@ -130,6 +133,9 @@ def _talk(peer: socket.socket, outside: Outside) -> None:
             return
         head = b"".join(lines)
         outside.requests.append(head.decode("latin-1"))
+        if outside.git is not None and lines[0].split(b" ")[1].startswith(b"/git/"):
+            peer.sendall(outside.git.answer(lines, file))
+            return
         peer.sendall(
             b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
             % len(head)

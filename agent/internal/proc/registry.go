@@ -9,7 +9,7 @@ import (
 )
 
 const (
-	keepNewer   = 64               // a record goes when so many newer ones exist,
+	keepNewer   = 512              // a record goes when so many newer ones exist,
 	keepFor     = 15 * time.Minute // or when it is so old,
 	keepAtLeast = 16               // but so many always stay.
 	// finishedBudget bounds the output of all finished commands together;

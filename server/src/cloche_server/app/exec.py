@@ -208,6 +208,10 @@ class ExecStream:
                 yield StreamChunk(STREAM_NAMES[frame.stream], text, self._resume_at(frame.stream))
         elif isinstance(frame, Gap):
             self._offset = frame.offset + frame.bytes
+            for number, decoder in self._decoders.items():
+                # A character that a loss has cut stays half: what comes behind it is not its other half.
+                if frame.stream in (0, number) and (rest := decoder.finish()):
+                    yield StreamChunk(STREAM_NAMES[number], rest, None)
             yield StreamGap(STREAM_NAMES.get(frame.stream, "both"), frame.bytes, self._offset)
         elif isinstance(frame, Exit):
             for number, name in STREAM_NAMES.items():

@@ -143,8 +143,10 @@ class ProcessStream:
         async for item in self.items():
             if not isinstance(item, Chunk):
                 for name, decoder in decoders.items():
-                    if not isinstance(item, Loss) and (rest := decoder.finish()):
-                        yield TextChunk(name, rest, None, self._next)
+                    # A character that a loss has cut stays half: what comes behind it is not its other half.
+                    cut = not isinstance(item, Loss) or item.stream in (name, "both")
+                    if cut and (rest := decoder.finish()):
+                        yield TextChunk(name, rest, None, None if isinstance(item, Loss) else self._next)
                 yield item
                 continue
             decoder = decoders[item.stream]

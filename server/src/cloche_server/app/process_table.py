@@ -30,6 +30,17 @@ class ProcessTable:
     """Of one sandbox."""
 
     known: dict[str, Known] = field(default_factory=dict)
+    _guest: object = None
+    _boot_id: str = ""
+
+    def boot_of(self, guest: object) -> str:
+        """The start of the machine that this link leads to, once it is known; else "". A machine that starts anew gets
+        a new link, so nobody needs to ask again."""
+        return self._boot_id if guest is self._guest else ""
+
+    def belongs(self, guest: object, boot_id: str) -> None:
+        """`guest` leads to a machine of that start."""
+        self._guest, self._boot_id = guest, boot_id
 
     def saw(self, info: ExecInfo, boot_id: str) -> None:
         """One process as the agent tells it."""

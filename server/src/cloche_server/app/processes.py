@@ -48,7 +48,7 @@ class Processes:
         process_id = id_of_key(sandbox_id, key) if key is not None else "p" + random_bytes(10).hex()
         request = self._request(entry, wish, process_id, digest)
         # What the machine is has to be known before, so that a loss is seen later.
-        boot_id = await self._boot_id(entry, guest)
+        boot_id = entry.processes.boot_of(guest) or await self._boot_id(entry, guest)
         self._access.count_exec(entry)
         try:
             async with guest.exec(request) as call:
@@ -98,6 +98,7 @@ class Processes:
         """Of the machine, which also says what is lost since the last one."""
         found = await guest.all_execs()
         entry.processes.saw_all((info for info in found.execs if info.detach), found.boot_id)
+        entry.processes.belongs(guest, found.boot_id)
         return found.boot_id
 
     # ---------------------------------------------------------------- what there is
@@ -108,6 +109,7 @@ class Processes:
         found = await guest.all_execs()
         infos = [info for info in found.execs if info.detach]
         entry.processes.saw_all(infos, found.boot_id)
+        entry.processes.belongs(guest, found.boot_id)
         all_of_them = [(info, False) for info in infos] + [(info, True) for info in entry.processes.lost()]
         return sorted(all_of_them, key=lambda item: (item[0].started_ns, item[0].id))
 

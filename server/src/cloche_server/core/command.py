@@ -75,10 +75,10 @@ def with_defaults(command: Command, defaults: ExecDefaults) -> dict[str, object]
     }
 
 
-def _too_large(what: str, size: int, limit: int) -> ClocheError:
+def _too_large(what: str, size: int, limit: int, verb: str = "has") -> ClocheError:
     return ClocheError(
         "exec.too_large",
-        f"{what} has {size} bytes, the limit of the kernel is {limit}; write it to a file and run that",
+        f"{what} {verb} {size} bytes, the limit of the kernel is {limit}; write it to a file and run that",
         details={"field": what, "limit_bytes": limit, "bytes": size},
     )
 
@@ -105,7 +105,7 @@ def check_size(argv: Sequence[str] | None, shell: str | None, env: Mapping[str, 
             raise _too_large(f"env.{name[:64]}", size, MAX_STRING)
         total += size + 1 + 8
     if total > MAX_TOTAL:
-        raise _too_large("arguments and environment together", total, MAX_TOTAL)
+        raise _too_large("arguments and environment together", total, MAX_TOTAL, "have")
 
 
 def _check_env(name: str, value: str) -> None:

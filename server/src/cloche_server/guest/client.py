@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import time
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from .processes import ProcessCalls, exec_path, is_exec_id
 from .service_events import ServiceEventCalls
 from .services import ServiceCalls
 from .sockets import SocketCalls
+from .starts import Starts
 from .streams import IDLE_SECONDS, ExecCall
 from .tunnel import GuestTunnel, open_tunnel
 from .types import AgentInfo, ExecInfo, ExecRequest, ListeningPort, RenewRequest, RenewResult, Usage
@@ -42,6 +43,7 @@ class GuestClient(FileCalls, FileToolCalls, ProcessCalls, ServiceCalls, ServiceE
     def __init__(self, path: str, *, connect_timeout: float = 10.0) -> None:
         """`path`: the Unix socket of the agent port. No connection is made here."""
         self._caller = Caller(path, connect_timeout=connect_timeout)
+        self._starts = Starts()
 
     async def connect(self, *, timeout: float | None = None) -> int:
         """Make sure there is a link; answers the agent's protocol generation.
@@ -147,12 +149,14 @@ class GuestClient(FileCalls, FileToolCalls, ProcessCalls, ServiceCalls, ServiceE
     def exec(
         self, request: ExecRequest, *, timeout: float = CALL_SECONDS, idle_timeout: float = IDLE_SECONDS
     ) -> ExecCall:
-        """Run a command; see `ExecCall`. `timeout` is for its start, `request.timeout_ms` for its run."""
+        """Run a command; see `ExecCall`. `timeout` is for its start, when it is its turn to be started (`Starts`, which
+        raises `sandbox.busy`), `request.timeout_ms` for its run."""
         ctx = CallContext("exec", user=request.user, cwd=request.cwd, exec_id=request.id)
 
-        def start() -> Awaitable[Response]:
+        async def start() -> Response:
             body = _exec_body(request)
-            return self._caller.open_json("POST", "/v1/exec", ctx, json_body=body, timeout=timeout)
+            async with self._starts.turn():
+                return await self._caller.open_json("POST", "/v1/exec", ctx, json_body=body, timeout=timeout)
 
         kill = (lambda: self.exec_kill(request.id)) if request.detach else None
         return ExecCall(start, kill, attached=True, idle_timeout=idle_timeout)
@@ -171,9 +175,9 @@ class GuestClient(FileCalls, FileToolCalls, ProcessCalls, ServiceCalls, ServiceE
         path = exec_path(exec_id) + "/output"
         query = (("from", str(from_offset)), *((("stream", stream),) if stream else ()))
 
-        def start() -> Awaitable[Response]:
+        async def start() -> Response:
             ctx = CallContext("exec", exec_id=exec_id)
-            return self._caller.open("GET", path, ctx, query=query, timeout=timeout)
+            return await self._caller.open("GET", path, ctx, query=query, timeout=timeout)
 
         return ExecCall(start, lambda: self.exec_kill(exec_id), attached=False, idle_timeout=idle_timeout)
 
