@@ -161,6 +161,7 @@ CODES: Final[Mapping[str, type[ClocheError]]] = {
     "git.failed": GitError,
     "port.closed": PortError,
     "port.timeout": PortError,
+    "port.in_use": PortError,
     "port.bad_answer": PortError,
     "port.not_found": NotFoundError,
     "port.domain_taken": ConflictError,
