@@ -24,7 +24,6 @@ Running = asyncio.Task[None]
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pools_module, "BACKOFF", (0.02, 0.1))
-    monkeypatch.setattr(pools_module, "PRACTISE_AFTER", 3600.0)  # what it does is in test_practice.py
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from app_host import Crew, Host
 
-from cloche_server.app import pools as pools_module
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ports import BakedTemplate
 from cloche_server.core.records import BootMode
@@ -22,11 +21,9 @@ def base(tmp_path: Path) -> BakedTemplate:
 
 
 @pytest.fixture
-async def filling(
-    host: Host, base: BakedTemplate, crew: Crew, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[asyncio.Task[None]]:
+async def filling(host: Host, base: BakedTemplate, crew: Crew) -> AsyncIterator[asyncio.Task[None]]:
     """Pools that fill, and practise as soon as they are full."""
-    monkeypatch.setattr(pools_module, "PRACTISE_AFTER", 0.0)
+    host.pools._practise_after = 0.001
     host.pools.aim(base)
     task = crew.create_task(host.pools.run())
     yield task
@@ -97,3 +94,10 @@ async def test_practice_that_fails_is_not_tried_for_ever(host: Host, filling: as
     assert host.world.calls.count("Guest.write_file") == 2
     assert not filling.done()
     assert host.world.left_in_guests == set()
+
+
+async def test_without_a_time_for_it_none_does(host: Host, base: BakedTemplate, filling: asyncio.Task[None]) -> None:
+    host.pools._practise_after = 0
+    await settle(host.pools.quick_to_fill)
+    await asyncio.sleep(0.02)
+    assert practised(host) == [False, False]

@@ -33,14 +33,15 @@ SETTLE_MOST = 2.0
 #: So often a machine of the warm pool does what users do first; more did not make it quicker.
 WARM_ROUNDS = 3
 
-#: The pools have been full, and nobody has come, for so long before a warm machine practises (seconds).
-PRACTISE_AFTER = 1.0
-
 
 class Pools:
-    """`template` is what the pools hold; None empties them."""
+    """`template` is what the pools hold; None empties them. `practise_after`: the pools have been full, and nobody has
+    come, for so many seconds before a warm machine practises; 0 is never."""
 
-    def __init__(self, machines: Machines, capacity: Capacity, *, launched: int, warm: int) -> None:
+    def __init__(
+        self, machines: Machines, capacity: Capacity, *, launched: int, warm: int, practise_after: float = 0
+    ) -> None:
+        self._practise_after = practise_after
         self._machines = machines
         self._capacity = capacity
         self._sizes = {BootMode.LAUNCHED: launched, BootMode.WARM: warm}
@@ -156,9 +157,10 @@ class Pools:
         """Lets a warm machine practise when it is quiet. Ends as soon as the pools have changed. False when there was
         nothing to be done."""
         slot = next((s for s in self._slots[BootMode.WARM] if not s.practised and not s.machine.ended), None)
-        if slot is None:
+        if slot is None or not self._practise_after:
             return False
-        await self._wait(max(0.0, max(self._taken_at, self._filled_at) + PRACTISE_AFTER - time.monotonic()))
+        quiet_at = max(self._taken_at, self._filled_at) + self._practise_after
+        await self._wait(max(0.0, quiet_at - time.monotonic()))
         if self._changed.is_set():
             return True
         task = asyncio.ensure_future(practise(slot))
