@@ -22,6 +22,7 @@ def one(api: httpx.Client) -> tuple[float, dict[str, float]]:
 
 def main() -> None:
     arguments = parser(__doc__, runs=30)
+    arguments.add_argument("--pause", type=float, default=3.0, help="seconds between runs, for the pools (default 3)")
     options = arguments.parse_args()
     with client() as api:
         report = Report("run", facts(api))
@@ -32,7 +33,7 @@ def main() -> None:
             took, timing = one(api)
             total.append(took)
             phases.append(timing)
-            time.sleep(0.5)  # the pools fill again, as they do between the calls of people
+            time.sleep(options.pause)  # the pools fill and practise again, as they do between the calls of people
         report.add("run: Python hello", total, target=600.0)
         for phase in ("create", "files", "run"):
             report.add(f"run: {phase}", [timing[phase] for timing in phases])

@@ -57,6 +57,8 @@ class World:
     renewals: list[tuple[str, Any]] = field(default_factory=list)
     #: Machines whose commands are frozen.
     frozen: set[str] = field(default_factory=set)
+    #: Files and directories that were made in guests and not deleted: machine, path.
+    left_in_guests: set[tuple[str, str]] = field(default_factory=set)
     #: All memory that was captured.
     captured: list[Pages] = field(default_factory=list)
     pids: Iterator[int] = field(default_factory=lambda: itertools.count(1000))
@@ -344,6 +346,18 @@ class FakeGuest:
 
     def exec(self, request: Any) -> _FakeCall:
         return _FakeCall(self.world)
+
+    async def mkdir(self, path: str, **_: Any) -> None:
+        await self.world.pass_by("Guest.mkdir")
+        self.world.left_in_guests.add((self._name, path))
+
+    async def write_file(self, path: str, body: bytes, **_: Any) -> None:
+        await self.world.pass_by("Guest.write_file")
+        self.world.left_in_guests.add((self._name, path))
+
+    async def delete(self, path: str, *, recursive: bool = False) -> None:
+        await self.world.pass_by("Guest.delete")
+        self.world.left_in_guests -= {one for one in self.world.left_in_guests if one[1].startswith(path)}
 
     async def aclose(self) -> None:
         self.world.calls.append("Guest.aclose")

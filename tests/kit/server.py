@@ -23,8 +23,9 @@ from kit.client import Api, Box
 COMMAND = Path(sys.executable).with_name("cloche-server")
 START_TIMEOUT = 90.0
 STOP_TIMEOUT = 60.0
-#: Small pools: each machine in them takes CPU time away from the tests. Archives are taken, which is off by default.
-DEFAULTS = {"pool_launched": 1, "pool_warm": 1, "max_import_mb": 32768}
+#: Small pools that do not practise: each machine in them takes CPU time away from the tests. Archives are taken, which
+#: is off by default.
+DEFAULTS = {"pool_launched": 1, "pool_warm": 1, "pool_practice_seconds": 0, "max_import_mb": 32768}
 
 
 class Server:

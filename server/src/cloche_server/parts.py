@@ -126,7 +126,13 @@ class Parts:
         gate = asyncio.Semaphore(settings.parallel_boots)
         self.machines = Machines(engine, settings.data / "sandboxes", gate, Layers(settings.data), network)
         self.capacity = Capacity(settings)
-        self.pools = Pools(self.machines, self.capacity, launched=settings.pool_launched, warm=settings.pool_warm)
+        self.pools = Pools(
+            self.machines,
+            self.capacity,
+            launched=settings.pool_launched,
+            warm=settings.pool_warm,
+            practise_after=settings.pool_practice_seconds,
+        )
         self.supervisor = Supervisor(self.store, self.machines, self.capacity, clock, self._group)
         self.access = Access(self.supervisor, self.store, clock)
         self.reconciler = Reconciler(self.store, self.machines, self.capacity, self.supervisor, self.snapshots, clock)

@@ -110,6 +110,12 @@ class Settings:
     )
     pool_launched: int = _setting(2, "Launched processes kept waiting for a restore.", low=0, high=1000)
     pool_warm: int = _setting(2, "Restored and warmed sandboxes kept ready.", low=0, high=1000)
+    pool_practice_seconds: int = _setting(
+        1,
+        "Quiet seconds after which the warm ones run Python once, so that its next start is quick; 0 = never.",
+        low=0,
+        high=3600,
+    )
     parallel_boots: int = _setting(4, "Machines started at the same time; more wait their turn.", low=1, high=256)
     default_ttl_seconds: int = _setting(3600, "TTL when the caller names none; 0 = none.", low=0, high=315360000)
     max_ttl_seconds: int = _setting(0, "Longest TTL a caller may ask for; 0 = no limit.", low=0, high=315360000)

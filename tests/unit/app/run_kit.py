@@ -41,9 +41,6 @@ class Guests:
         self.commands.append(command)
         return await self.program(command)
 
-    async def mkdir(self, workspace: str, sandbox_id: str, path: str, **_: Any) -> None:
-        self.files.setdefault(sandbox_id, {})[path + "/"] = b""
-
     async def write(
         self, workspace: str, sandbox_id: str, path: str, body: AsyncIterator[bytes], options: Any, user: str | None
     ) -> None:

@@ -20,6 +20,7 @@ def test_the_base_recipe() -> None:
     assert recipe.disk_mb == 4096
     assert {"python3", "git", "curl", "ca-certificates"} <= set(recipe.packages)
     assert recipe.defaults.env["LANG"] == "C.UTF-8"
+    assert recipe.warm == (("python3", "-c", "pass"),)
 
 
 def test_only_a_name_is_needed() -> None:

@@ -24,7 +24,7 @@ MAX_WAITING: Final = 20_000
 #: Of them in one write.
 BATCH: Final = 1000
 #: How long entries gather before they are written (seconds), and how long a disk that takes none is left alone.
-GATHER_SECONDS = 0.05
+GATHER_SECONDS = 0.1
 AGAIN_SECONDS = 1.0
 
 
@@ -73,7 +73,10 @@ class Audit:
         """Writes what is recorded, until it is cancelled; `close` writes the rest."""
         while True:
             await self._more.wait()
-            await asyncio.sleep(GATHER_SECONDS if await self.flush() else AGAIN_SECONDS)
+            # First gather: a write at once would compete with the answer that it tells of, and with the next request.
+            await asyncio.sleep(GATHER_SECONDS)
+            if not await self.flush():
+                await asyncio.sleep(AGAIN_SECONDS)
 
     async def close(self) -> None:
         await self.flush()

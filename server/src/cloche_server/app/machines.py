@@ -73,6 +73,8 @@ class Slot:
     restored: bool = False
     #: Whether it has its own random numbers and names. It has run since, so they are nobody else's.
     renewed: bool = False
+    #: Whether it has done in the pool what takes long the first time.
+    practised: bool = False
     timings: dict[str, float] = field(default_factory=dict)
 
 

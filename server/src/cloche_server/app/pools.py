@@ -1,7 +1,8 @@
 """Two pools that hide the cost of a start: launched processes, and restored and warmed machines.
 
 One task refills them in the background, one machine at a time; every pooled machine is promised in the
-ledger like a sandbox. A pooled machine that dies is noticed, cleared away and replaced.
+ledger like a sandbox. A pooled machine that dies is noticed, cleared away and replaced. While the pools are full and
+nobody comes, the warm machines practise one after another what takes longer (see `practice.py`).
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from typing import Any
 
 from cloche_server.app.capacity import Capacity
 from cloche_server.app.machines import Machines, Slot, run_quietly
+from cloche_server.app.practice import practise
 from cloche_server.app.steps import to_the_end
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.ports import BakedTemplate
@@ -32,19 +35,25 @@ WARM_ROUNDS = 3
 
 
 class Pools:
-    """`template` is what the pools hold; None empties them."""
+    """`template` is what the pools hold; None empties them. `practise_after`: the pools have been full, and nobody has
+    come, for so many seconds before a warm machine practises; 0 is never."""
 
-    def __init__(self, machines: Machines, capacity: Capacity, *, launched: int, warm: int) -> None:
+    def __init__(
+        self, machines: Machines, capacity: Capacity, *, launched: int, warm: int, practise_after: float = 0
+    ) -> None:
+        self._practise_after = practise_after
         self._machines = machines
         self._capacity = capacity
         self._sizes = {BootMode.LAUNCHED: launched, BootMode.WARM: warm}
         self._slots: dict[BootMode, deque[Slot]] = {BootMode.LAUNCHED: deque(), BootMode.WARM: deque()}
         self._template: BakedTemplate | None = None
         self._changed = asyncio.Event()
-        self._taken_at = float("-inf")
+        self._taken_at = self._filled_at = float("-inf")
         #: The machine that is being made now, promised but in no pool yet.
         self._filling: asyncio.Task[bool] | None = None
         self._filling_id = ""
+        #: The warm machine that practises now; it may be taken all the same.
+        self._practising: tuple[Slot, asyncio.Task[None]] | None = None
 
     def aim(self, template: BakedTemplate | None) -> None:
         """Sets what the pools hold from now on."""
@@ -61,16 +70,27 @@ class Pools:
     def take(self, template: BakedTemplate) -> Slot | None:
         """The best slot for `template`, with its promise; the caller owns both from now on."""
         for kind in (BootMode.WARM, BootMode.LAUNCHED):
-            slots = self._slots[kind]
-            for _ in range(len(slots)):
-                slot = slots.popleft()
-                if slot.machine.ended or slot.template.id != template.id:
-                    slots.append(slot)  # the refill task clears it away
-                    continue
+            # The refill task clears away those that have ended.
+            fit = [s for s in self._slots[kind] if not s.machine.ended and s.template.id == template.id]
+            if fit:
+                slot = min(fit, key=self._readiness)
+                self._slots[kind].remove(slot)
+                self._leave_alone(slot)
                 self._taken_at = time.monotonic()
                 self._changed.set()
                 return slot
         return None
+
+    def _readiness(self, slot: Slot) -> int:
+        """The lower, the better: one that has practised comes first, and last the one that does."""
+        if slot.practised:
+            return 0
+        return 2 if self._practising is not None and self._practising[0] is slot else 1
+
+    def _leave_alone(self, slot: Slot) -> None:
+        """Ends the practice of a machine that leaves the pool: its command is killed."""
+        if self._practising is not None and self._practising[0] is slot:
+            self._practising[1].cancel()
 
     def put_back(self, slot: Slot) -> None:
         """Undoes `take` for a slot that was not touched."""
@@ -85,7 +105,9 @@ class Pools:
         """Ends one pooled machine, or the making of one, to make room for a sandbox. False when there is none."""
         for kind in (BootMode.LAUNCHED, BootMode.WARM):
             if self._slots[kind]:
-                await self._discard(self._slots[kind].popleft())
+                slot = self._slots[kind].popleft()
+                self._leave_alone(slot)
+                await self._discard(slot)
                 return True
         filling = self._filling
         if filling is None or filling.done():
@@ -116,7 +138,8 @@ class Pools:
                 _log.error("pool.refill_failed", error=repr(error))
                 filled = False
             if kind is None and filled:
-                await self._wait(5.0)  # a pooled machine may have died without a word
+                if not await self._practise_one():
+                    await self._wait(5.0)  # a pooled machine may have died without a word
             elif filled:
                 pause = BACKOFF[0]
             else:
@@ -129,6 +152,34 @@ class Pools:
         began = time.monotonic()
         while (quiet := self._taken_at + SETTLE - time.monotonic()) > 0 and time.monotonic() - began < SETTLE_MOST:  # noqa: ASYNC110 - it is the clock that is waited for
             await asyncio.sleep(quiet)
+
+    async def _practise_one(self) -> bool:
+        """Lets a warm machine practise when it is quiet. Ends as soon as the pools have changed. False when there was
+        nothing to be done."""
+        slot = next((s for s in self._slots[BootMode.WARM] if not s.practised and not s.machine.ended), None)
+        if slot is None or not self._practise_after:
+            return False
+        quiet_at = max(self._taken_at, self._filled_at) + self._practise_after
+        await self._wait(max(0.0, quiet_at - time.monotonic()))
+        if self._changed.is_set():
+            return True
+        task = asyncio.ensure_future(practise(slot))
+        changed = asyncio.ensure_future(self._changed.wait())
+        self._practising = slot, task
+        both: set[asyncio.Future[Any]] = {task, changed}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+            if not task.cancelling():  # a second one would keep it from clearing up
+                task.cancel()
+            await asyncio.wait(both)
+            self._practising = None
+        # What has failed would fail again.
+        slot.practised = slot.practised or (not task.cancelled())
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("pool.practice_failed", machine=slot.id, error=repr(error))
+        return True
 
     async def _wait(self, seconds: float) -> None:
         try:
@@ -194,6 +245,7 @@ class Pools:
             await to_the_end(self._discard(slot))
             raise
         self._slots[kind].append(slot)
+        self._filled_at = time.monotonic()
         self._gauge()
         return True
 

@@ -209,15 +209,10 @@ class Runs:
         return compiler, program
 
     async def _put(self, record: Sandbox, file: str, request: RunRequest) -> None:
-        await self._files.mkdir(record.workspace, record.id, DIRECTORY, parents=True, mode=None, user=None)
-        made = {DIRECTORY}
+        # What is missing on the way to a file is made with it.
         sources = [(file, request.source.encode()), *((one.path, one.data) for one in request.files)]
         for path, data in sources:
             whole = f"{DIRECTORY}/{path}"
-            parent = whole.rpartition("/")[0]
-            if parent not in made:
-                await self._files.mkdir(record.workspace, record.id, parent, parents=True, mode=None, user=None)
-                made.add(parent)
             options = WriteOptions(length=len(data))
             await self._files.write(record.workspace, record.id, whole, _body(data), options, None)
 
