@@ -78,8 +78,9 @@ def test_very_many_in_one_directory(shared: Box, server: Server) -> None:
         if not after:
             break
     assert sorted(names) == sorted(f"n{number}" for number in range(1, MANY + 1))
-    found = post(shared, "glob", path="/tmp/many", pattern="*7")
-    assert len(found["entries"]) == MANY // 10
+    found = post(shared, "glob", path="/tmp/many", pattern="*7", max_results=MANY // 10)
+    assert (len(found["entries"]), found["truncated"]) == (MANY // 10, False)
+    assert post(shared, "glob", path="/tmp/many", pattern="*7", max_results=5)["truncated"]
     params = {"path": "/tmp/many", "format": "tar.gz"}
     with shared.api.http.stream("GET", f"{shared.path}/fs/archive", params=params) as response:
         packed = checked(response).read()

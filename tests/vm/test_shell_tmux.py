@@ -73,13 +73,13 @@ def test_a_program_that_fills_the_screen(screen: Tmux, shared: Box, tmp_path: Pa
     screen.type("less /tmp/long")
     screen.until("line 29")
     assert screen.lines() == [*(f"line {n}" for n in range(1, 30)), "/tmp/long"], "exactly what fits"
-    screen.key("End")
+    screen.key("G")
     screen.until("line 500")
     screen.resize(80, 15)
     until(lambda: len(screen.lines()) == 15 and "line 500" in screen.lines())
     screen.key("g")
     until(lambda: screen.lines()[:14] == [f"line {n}" for n in range(1, 15)])
-    screen.type("q")
+    screen.key("q")
     screen.until("there#")
     assert "line 5" not in screen.lines(), "the screen of before is back"
     screen.key("C-d")
