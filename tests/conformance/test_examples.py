@@ -18,6 +18,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 #: What each prints when all went well.
 LINES = {
     "hello.py": ["exit code 0, ended by: exited"],
+    "dev_server.py": [
+        "the server is healthy, and at http://3000-",
+        "the page: <!doctype html><title>Hello</title><h1>Hello</h1>",
+        "the change is seen from outside: yes",
+    ],
     "fork_three_patches.py": [
         "the same test server in all of them, process ",
         "'digits and cents'; deleted: 2 siblings",

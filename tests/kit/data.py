@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+from typing import Any
 
 from kit import procs, walls
 
@@ -15,7 +16,6 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 #: Short, because Unix sockets lie below it.
 PREFIX = "ct-"
 PARENT = Path("/tmp")
-SHARED = ("templates", "images", "kernels")
 
 
 def base_data() -> Path:
@@ -26,34 +26,50 @@ def base_data() -> Path:
     return CHECKOUT / ".cloche" / "test-data"
 
 
-def is_baked(base: Path) -> bool:
-    return any(path.is_file() for path in base.glob("templates/*/meta.json"))
+def is_baked(base: Path, name: str = "base") -> bool:
+    return any(meta["name"] == name for meta in _metas(base).values())
 
 
-def not_baked(base: Path) -> str:
-    return f"no template is baked below {base}; run ./test, which bakes it (or set CLOCHE_TEST_DATA)"
+def not_baked(base: Path, name: str = "base") -> str:
+    return f"the template {name} is not baked below {base}; run ./test, which bakes it (or set CLOCHE_TEST_DATA)"
 
 
-def make(base: Path) -> Path:
-    """A new data directory that shares what is baked in `base`. `remove` it when done."""
-    assert is_baked(base), not_baked(base)
+def make(base: Path, *more: str) -> Path:
+    """A new data directory that shares what is baked in `base`: `base` and `more`. `remove` it when done."""
+    names = ("base", *more)
+    for name in names:
+        assert is_baked(base, name), not_baked(base, name)
     data = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PARENT))
     owner = {"pid": os.getpid(), "start": procs.start_time(os.getpid())}
     (data / "owner.json").write_text(json.dumps(owner))
-    for part in SHARED:
-        _share(base / part, data / part)
+    for part in ("templates", "images", "kernels"):
+        (data / part).mkdir(mode=0o700)
+    _share(base / "kernels", data / "kernels")
+    for directory, meta in _metas(base).items():
+        if meta["name"] in names:
+            _share(directory, data / "templates" / directory.name)
+            image = Path(meta["boot"]["root_image"]).parent
+            _share(base / image, data / image)
     return data
 
 
+def _metas(base: Path) -> dict[Path, dict[str, Any]]:
+    """What is said of the templates that are baked, by their directories."""
+    paths = sorted(base.glob("templates/[!.]*/meta.json"))
+    return {path.parent: json.loads(path.read_text()) for path in paths}
+
+
 def _share(source: Path, target: Path) -> None:
-    target.mkdir(mode=0o700)
+    target.mkdir(mode=0o700, exist_ok=True)
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source)
         if any(part.startswith(".") for part in name.parts):
             continue  # what is still being baked
         copy = target / name
         if path.is_dir():
-            copy.mkdir()
+            copy.mkdir(exist_ok=True)
+            continue
+        if copy.exists():  # an image below several templates
             continue
         try:
             copy.hardlink_to(path)

@@ -47,9 +47,9 @@ class Server:
         self._made: dict[str, Box] = {}
 
     @classmethod
-    def make(cls, base: Path | None = None, **settings: object) -> Server:
-        """A server that has not been started, over the templates of `base`."""
-        return cls(test_data.make(base or test_data.base_data()), {**DEFAULTS, **settings})
+    def make(cls, base: Path | None = None, *templates: str, **settings: object) -> Server:
+        """A server that has not been started, over the template `base`, and others, of the data directory `base`."""
+        return cls(test_data.make(base or test_data.base_data(), *templates), {**DEFAULTS, **settings})
 
     # ------------------------------------------------------------ life
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
-import fcntl
+import concurrent.futures
+import contextlib
+import io
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -15,38 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client import BlockingKernelClient
+from PIL import Image
 
+from kit import sse
 from kit.client import ApiError, Box
-from kit.data import CHECKOUT, SHARED
 from kit.server import Server, environment
+from kit.until import until
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("CLOCHE_TEST_TEMPLATES"),
     reason="baking code-interpreter takes minutes: run it with CLOCHE_TEST_TEMPLATES=1",
 )
 
-
-def _base_with_code(baked: Path) -> Path:
-    """A base directory of its own beside that of the others, who go on with the template they know. It is kept."""
-    base = Path(f"{baked}-code")
-    base.mkdir(mode=0o700, exist_ok=True)
-    with (base / "test.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        for part in SHARED:
-            (base / part).mkdir(mode=0o700, exist_ok=True)
-            for path in (baked / part).iterdir():
-                if not path.name.startswith(".") and not (base / part / path.name).exists():
-                    shutil.copytree(path, base / part / path.name, copy_function=os.link, symlinks=True)
-        program = "from cloche_server.cli.main import main; main()"
-        bake = [sys.executable, "-c", program, "template", "bake", "code-interpreter"]
-        subprocess.run(bake, env={**environment(), "CLOCHE_DATA": str(base)}, check=True, timeout=1500)
-    return base
+TEMPLATE = "code-interpreter"
+CHART = "application/vnd.cloche.chart+json"
 
 
 @pytest.fixture(scope="module")
 def interpreter(baked: Path) -> Iterator[Server]:
-    """A server with the template, which is baked when it is not there as it should be."""
-    server = Server.make(_base_with_code(baked), pool_launched=0, pool_warm=0)
+    """A server with the template, which `./test` bakes."""
+    server = Server.make(baked, TEMPLATE, pool_launched=0, pool_warm=0)
     try:
         server.start()
         yield server
@@ -56,7 +46,7 @@ def interpreter(baked: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def box(interpreter: Server) -> Box:
-    return interpreter.api.create(template="code-interpreter", env={"FROM_SANDBOX": "yes"}, cwd="/tmp", ttl_seconds=900)
+    return interpreter.api.create(template=TEMPLATE, env={"FROM_SANDBOX": "yes"}, cwd="/tmp", ttl_seconds=900)
 
 
 def run(box: Box, code: str, **fields: Any) -> dict[str, Any]:
@@ -70,6 +60,19 @@ def value(box: Box, code: str, **fields: Any) -> str:
     ran = run(box, code, **fields)
     assert ran["status"] == "ok", ran
     return str(ran["results"][-1]["data"]["text/plain"])
+
+
+@contextlib.contextmanager
+def stream(box: Box, code: str, **fields: Any) -> Iterator[Iterator[sse.Event]]:
+    """The events of a run. Leaving the block early hangs up."""
+    body = {"code": code, "stream": True, **fields}
+    with box.api.http.stream("POST", f"{box.path}/code", json=body, timeout=200) as answer:
+        assert answer.status_code == 200
+        yield (event for event in sse.parse(answer.iter_raw()) if event.name)
+
+
+def context(box: Box, language: str = "python") -> str:
+    return str(box.api.call("POST", f"{box.path}/code/contexts", json={"language": language})["id"])
 
 
 def test_the_kernel_is_there_and_has_the_sandbox_around_it(box: Box) -> None:
@@ -88,44 +91,145 @@ def test_data_and_a_chart(box: Box) -> None:
     ran = run(
         box,
         "import pandas as pd, matplotlib.pyplot as plt\n"
-        "df = pd.read_csv('data.csv')\ndf.plot.bar(x='city', y='people')\nplt.show()\ndf",
+        "df = pd.read_csv('data.csv')\ndf.plot.bar(x='city', y='people', figsize=(3, 2))\n"
+        "plt.gcf().set_layout_engine('none')\nplt.show()\ndf",
     )
-    chart, table = ran["results"]
-    assert base64.b64decode(chart["data"]["image/png"]).startswith(b"\x89PNG\r\n")
-    drawn = chart["data"]["application/vnd.cloche.chart+json"]["charts"][0]
-    assert [(e["label"], e["value"]) for e in drawn["elements"]] == [("Paris", 2.1), ("Rome", 2.8)]
+    drawn, table = ran["results"]
+    picture = Image.open(io.BytesIO(base64.b64decode(drawn["data"]["image/png"])))
+    picture.load()
+    assert picture.format == "PNG"
+    assert 150 < picture.width < 500
+    assert 100 < picture.height < 400
+    assert len(set(picture.convert("RGB").getdata())) > 10, "something is drawn"
+    chart = drawn["data"][CHART]["charts"][0]
+    assert [(e["label"], e["value"]) for e in chart["elements"]] == [("Paris", 2.1), ("Rome", 2.8)]
     assert table["main"]
     assert "<table" in table["data"]["text/html"]
+
+
+BUNDLES = r"""
+from IPython.display import HTML, JSON, SVG, Latex, Markdown, display
+for one in (HTML("<b>b</b>"), JSON({"a": [1, None]}), Latex("$x^2$"), Markdown("# m"),
+            SVG('<svg xmlns="http://www.w3.org/2000/svg"/>')):
+    display(one)
+"""
+
+
+def test_bundles_of_other_kinds(box: Box) -> None:
+    shown: dict[str, Any] = {}
+    for one in run(box, BUNDLES)["results"]:
+        shown.update(one["data"])
+    assert shown["text/html"] == "<b>b</b>"
+    assert shown["application/json"] == {"a": [1, None]}
+    assert shown["text/latex"] == "$x^2$"
+    assert shown["text/markdown"] == "# m"
+    assert shown["image/svg+xml"].startswith("<svg")
+    fonts = "from PIL import ImageFont\nImageFont.truetype('DejaVuSans.ttf', 12).getname()"
+    assert value(box, fonts) == "('DejaVu Sans', 'Book')"
+
+
+def test_thirty_plots_in_one_cell(box: Box) -> None:
+    code = "for i in range(30):\n    plt.figure(figsize=(1, 1)); plt.plot([0, i]); plt.title(str(i)); plt.show()"
+    charts = [one["data"][CHART]["charts"][0] for one in run(box, code, timeout_seconds=120)["results"]]
+    assert [(one["title"], one["elements"][0]["points"][1]) for one in charts] == [(str(i), [1, i]) for i in range(30)]
 
 
 def test_other_languages(box: Box) -> None:
     assert run(box, "A=5; pwd", language="bash")["stdout"] == "/tmp\n"
     assert run(box, "echo $A$FROM_SANDBOX", language="bash")["stdout"] == "5yes\n"
     assert value(box, "const n: number = await Promise.resolve(20); n + 1", language="ts") == "21"
+    failed = run(box, "throw new TypeError('no ' + n)", language="typescript")
+    assert (failed["status"], failed["error"]["name"], failed["error"]["message"]) == ("error", "TypeError", "no 20")
+    assert value(box, "[1, 2].map(x => x * 2).length", language="js") == "2"
+    assert {one["id"] for one in box.api.call("GET", f"{box.path}/code/contexts")["contexts"]} == {
+        "python", "bash", "javascript", "typescript",
+    }  # fmt: skip
+    for language in ("javascript", "typescript"):
+        box.api.call("DELETE", f"{box.path}/code/contexts/{language}")
+
+
+@pytest.mark.parametrize("language", ["r", "cobol"])
+def test_a_language_without_a_kernel_is_refused_with_a_sentence(box: Box, language: str) -> None:
     with pytest.raises(ApiError) as refused:
-        run(box, "1", language="cobol")
-    assert refused.value.code == "request.invalid"
+        run(box, "1", language=language)
+    assert (refused.value.status, refused.value.code) == (400, "request.invalid")
+    assert "python" in refused.value.message, "it says what there is"
 
 
 def test_events_come_as_the_code_runs(box: Box) -> None:
-    body = {"code": "import sys\nprint('a')\nprint('b', file=sys.stderr)\n1/0", "stream": True}
-    with box.api.http.stream("POST", f"/v1/sandboxes/{box.id}/code", json=body, timeout=100) as answer:
-        lines = [line for line in answer.iter_lines() if line.startswith(("event", "data"))]
-    names = [line.removeprefix("event: ") for line in lines[::2]]
-    assert names[0] == "started"
-    assert names[-2:] == ["error", "end"]
-    end = json.loads(lines[-1].removeprefix("data: "))
-    assert (end["status"], end["state_lost"]) == ("error", False)
+    code = "import sys, os, time\nprint('a', flush=True)\nwhile not os.path.exists('/tmp/go'): time.sleep(0.05)\n"
+    with stream(box, code + "print('b', file=sys.stderr)\n1/0") as events:
+        assert next(events).data == {"context_id": "python", "language": "python"}
+        assert (first := next(events)).name == "stdout"
+        assert first.data == {"text": "a\n"}
+        box.put("/tmp/go", b"")
+        told, error, end = list(events)
+    assert (told.name, told.data) == ("stderr", {"text": "b\n"})
+    assert (error.data["name"], error.data["message"]) == ("ZeroDivisionError", "division by zero")
+    assert "1/0" in error.data["traceback"]
+    assert (end.name, end.data["status"], end.data["state_lost"]) == ("end", "error", False)
 
 
-def test_the_example(interpreter: Server, box: Box, tmp_path: Path) -> None:
-    """In a sandbox of its own, which is made and deleted by it."""
-    env = {**environment(), "CLOCHE_API_URL": interpreter.url, "CLOCHE_API_KEY": interpreter.token}
-    command = [sys.executable, str(CHECKOUT / "examples" / "data_analysis.py"), str(tmp_path)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
-    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
-    assert "Feb north: 140" in done.stdout
-    assert (tmp_path / "sales.png").read_bytes().startswith(b"\x89PNG")
+def test_a_flood_of_output_is_kept_at_both_ends_or_read_as_a_whole(box: Box) -> None:
+    code = "for i in range(60): print(str(i).zfill(5) + 'x' * 65530)"
+    ran = run(box, code)
+    assert ran["status"] == "ok"
+    assert ran["stdout"].startswith("00000x")
+    assert ran["stdout"].endswith("00059" + "x" * 65530 + "\n")
+    kept = 60 * 65536 - ran["stdout_dropped_bytes"]
+    assert 0.9 * 2**20 < kept <= 2**20
+    assert 0 < len(ran["stdout"]) - kept < 200, "a line says what is missing"
+    with stream(box, code) as events:
+        text = "".join(event.data["text"] for event in events if event.name == "stdout")
+    assert [line[:5] for line in text.splitlines()] == [str(i).zfill(5) for i in range(60)]
+
+
+def test_input_is_refused_at_once_or_answered(box: Box) -> None:
+    ran = run(box, "input('name? ')")
+    assert ran["error"]["name"] == "StdinNotImplementedError"
+    assert "`input`" in ran["error"]["message"]
+    with stream(box, "n = input('name? ')\nn * 2", input=True) as events:
+        asked = next(event for event in events if event.name == "input_requested")
+        assert asked.data == {"prompt": "name? ", "password": False}
+        box.api.call("POST", f"{box.path}/code/contexts/python/input", json={"text": "Ada"})
+        assert next(event for event in events if event.name == "result").data["data"]["text/plain"] == "'AdaAda'"
+    with pytest.raises(ApiError) as refused:
+        box.api.call("POST", f"{box.path}/code/contexts/python/input", json={"text": "?"})
+    assert refused.value.code == "code.not_waiting"
+
+
+def test_twenty_contexts_are_apart_and_run_side_by_side(box: Box) -> None:
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        made = list(pool.map(lambda _: context(box), range(20)))
+    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        code = "import random\nme = {}\n(me, x if 'x' in globals() else None, random.random())"
+        told = list(pool.map(lambda n: value(box, code.format(n), context=made[n]), range(20)))
+        assert [text.startswith(f"({n}, None, ") for n, text in enumerate(told)] == [True] * 20
+        assert len({text.split()[-1] for text in told}) == 20
+        assert list(pool.map(lambda one: value(box, "me", context=one), made)) == [str(n) for n in range(20)]
+    with pytest.raises(ApiError) as refused:
+        while True:
+            made.append(context(box))
+    assert (refused.value.status, refused.value.code) == (429, "code.too_many_contexts")
+    for one in made:
+        box.api.call("DELETE", f"{box.path}/code/contexts/{one}")
+    with pytest.raises(ApiError) as gone:
+        run(box, "me", context=made[0])
+    assert gone.value.code == "code.context_not_found"
+    assert value(box, "x") == "40"
+
+
+def test_interrupt_keeps_the_state_and_restart_does_not(box: Box) -> None:
+    one = context(box)
+    with stream(box, "y = 1\nprint('in')\nimport time; time.sleep(300)", context=one) as events:
+        assert [next(events).name for _ in range(2)] == ["started", "stdout"]
+        assert box.api.call("POST", f"{box.path}/code/contexts/{one}/interrupt")["interrupted"]
+        *_, error, end = events
+    assert (error.data["name"], end.data["status"]) == ("KeyboardInterrupt", "interrupted")
+    assert value(box, "y", context=one) == "1"
+    box.api.call("POST", f"{box.path}/code/contexts/{one}/restart")
+    assert run(box, "y", context=one)["error"]["name"] == "NameError"
+    box.api.call("DELETE", f"{box.path}/code/contexts/{one}")
 
 
 def test_ends_are_told(box: Box) -> None:
@@ -137,31 +241,91 @@ def test_ends_are_told(box: Box) -> None:
     assert "exit code 1" in ran["detail"]
     ran = run(box, "b = []\nwhile True: b.append(bytearray(32 << 20)); b[-1][::4096] = b'x' * (8192)")
     assert (ran["status"], ran["state_lost"]) == ("oom", True)
+    assert "memory" in ran["detail"]
     assert value(box, "1 + 1") == "2"
 
 
-def test_forks_have_the_state_and_their_own_random_numbers(box: Box) -> None:
-    value(box, "import random, numpy\nkept = 'yes'\n0")
-    made = box.api.call("POST", f"/v1/sandboxes/{box.id}/fork", json={"count": 1}, timeout=120)
+PORTS = {
+    name: 40001 + n for n, name in enumerate(("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port"))
+}
+
+
+@contextlib.contextmanager
+def tunnels(server: Server, box: Box, ports: dict[str, int]) -> Iterator[dict[str, int]]:
+    """`cloche tunnel` for each; where they are reached."""
+    env = {**environment(), "CLOCHE_API_URL": server.url, "CLOCHE_API_KEY": server.token, "PYTHONUNBUFFERED": "1"}
+    command = [str(Path(sys.executable).with_name("cloche")), "tunnel", box.id]
+    with contextlib.ExitStack() as stack:
+        local = {}
+        for name, port in ports.items():
+            process = stack.enter_context(
+                subprocess.Popen([*command, str(port)], env=env, stdout=subprocess.PIPE, text=True)
+            )
+            stack.callback(process.kill)
+            local[name] = process
+        yield {name: int(one.stdout.readline().split()[0].partition(":")[2]) for name, one in local.items()}  # type: ignore[union-attr]
+
+
+def test_a_jupyter_client_works_through_tunnels(interpreter: Server, box: Box, tmp_path: Path) -> None:
+    """The client of Jupyter itself, on this machine, with a kernel of its own in the sandbox."""
+    connection = {
+        "transport": "tcp", "ip": "127.0.0.1", "key": "a-key-of-the-test", "signature_scheme": "hmac-sha256",
+        "kernel_name": "python3", **PORTS,
+    }  # fmt: skip
+    box.put("/tmp/kernel.json", json.dumps(connection).encode())
+    started = box.start("exec python3 -m ipykernel_launcher -f /tmp/kernel.json")
+    with tunnels(interpreter, box, PORTS) as local:
+        file = tmp_path / "kernel.json"
+        file.write_text(json.dumps({**connection, **local}))
+        client = BlockingKernelClient(connection_file=str(file))
+        client.load_connection_file()
+        client.start_channels()
+        try:
+            client.wait_for_ready(timeout=120)
+            told: list[dict[str, Any]] = []
+            code = "import os, platform\nprint(platform.node(), input('who? '))\n6 * 7"
+            client.allow_stdin = True
+            reply = client.execute_interactive(
+                code, timeout=60, output_hook=told.append, stdin_hook=lambda _: client.input("Ada")
+            )
+            assert reply["content"]["status"] == "ok"
+            texts = [one["content"]["text"] for one in told if one["msg_type"] == "stream"]
+            assert "".join(texts) == f"{box.sh('hostname').strip()} Ada\n"
+            results = [one["content"]["data"] for one in told if one["msg_type"] == "execute_result"]
+            assert results == [{"text/plain": "42"}]
+            failed = client.execute_interactive("1/0", timeout=60, output_hook=told.append)
+            assert failed["content"]["ename"] == "ZeroDivisionError"
+            assert client.hb_channel.is_beating()
+            client.shutdown(timeout=60, reply=True)
+        finally:
+            client.stop_channels()
+    until(lambda: box.exec_info(started)["status"] != "running")
+
+
+def test_forks_go_on_apart_with_the_state_they_had(box: Box) -> None:
+    value(box, "import random, numpy\nkept = ['yes']\n0")
+    made = box.api.call("POST", f"{box.path}/fork", json={"count": 2}, timeout=200)
     children = [box.api.keep(child) for child in made["children"]]
-    drawn = [value(one, "(kept, random.random(), numpy.random.rand())") for one in (box, *children)]
+    drawn = [value(one, "(kept[0], random.random(), numpy.random.rand())") for one in (box, *children)]
     assert all(text.startswith("('yes', ") for text in drawn)
-    assert len(set(drawn)) == 2
-    assert len({text.split()[2] for text in drawn}) == 2
+    assert len({text.split()[1] for text in drawn}) == 3
+    assert len({text.split()[2] for text in drawn}) == 3
+    for name, child in zip("ab", children, strict=True):
+        value(child, f"kept.append('{name}')\nkept")
+    assert [value(one, "kept") for one in (box, *children)] == ["['yes']", "['yes', 'a']", "['yes', 'b']"]
     for child in children:
         child.delete()
 
 
 def test_state_outlives_hibernation(box: Box) -> None:
     value(box, "slept = 1\nslept")
-    box.api.call("POST", f"/v1/sandboxes/{box.id}/hibernate", timeout=120)
+    box.api.call("POST", f"{box.path}/hibernate", timeout=120)
     assert value(box, "slept") == "1"
 
 
 def test_who_hangs_up_interrupts(box: Box) -> None:
-    body = {"code": "import time\ntime.sleep(300)", "stream": True}
-    with box.api.http.stream("POST", f"/v1/sandboxes/{box.id}/code", json=body, timeout=100) as answer:
-        next(answer.iter_lines())
+    with stream(box, "import time\ntime.sleep(300)") as events:
+        assert next(events).name == "started"
     began = time.monotonic()
     assert value(box, "3") == "3"
     assert time.monotonic() - began < 60
@@ -172,4 +336,5 @@ def test_other_sandboxes_say_which_template_has_it(interpreter: Server) -> None:
     with pytest.raises(ApiError) as refused:
         run(other, "1")
     assert refused.value.code == "code.not_available"
-    assert "code-interpreter" in str(refused.value)
+    assert TEMPLATE in str(refused.value)
+    other.delete()

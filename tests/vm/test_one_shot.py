@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import concurrent.futures
+import http.server
+import json
 import os
+import queue
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +143,31 @@ def test_a_killed_server_calls_its_runs_lost_and_their_sandboxes_end(api: Api, r
         runserver.api.call("GET", f"/v1/run/{lost['id']}")
 
 
+def test_a_callback_gets_what_came_of_it(api: Api) -> None:
+    got: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    class Receiver(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            got.put(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Receiver) as receiver:
+        thread = threading.Thread(target=receiver.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{receiver.server_port}/done"
+        body = {"language": "python", "source": "print(6 * 7)", "wait": False, "callback_url": url}
+        made = api.call("POST", "/v1/run", json=body)
+        told = got.get(timeout=120)
+        receiver.shutdown()
+        thread.join()
+    assert (told["id"], told["state"], told["result"]["stdout"]) == (made["id"], "done", "42\n")
+    until(lambda: api.call("GET", f"/v1/run/{made['id']}")["callback"] == {"state": "delivered"})
+
+
 HELLO = {
     "python": "print(input())",
     "bash": "cat",
@@ -161,21 +189,104 @@ HELLO = {
 }
 
 
-@pytest.mark.skipif(POLYGLOT is None, reason="CLOCHE_TEST_POLYGLOT names no data directory with the template polyglot")
-def test_every_language_of_polyglot() -> None:
-    server = Server.make(Path(str(POLYGLOT)), pool_template="")
+#: Ends with exit code 3; never ends; takes all memory; cannot be compiled.
+EXIT = {
+    "python": "exit(3)",
+    "bash": "exit 3",
+    "perl": "exit 3;",
+    "awk": "BEGIN { exit 3 }",
+    "c": "int main(void) { return 3; }",
+    "cpp": "int main() { return 3; }",
+    "go": 'package main\nimport "os"\nfunc main() { os.Exit(3) }',
+    "rust": "fn main() { std::process::exit(3) }",
+    "java": "class Main { public static void main(String[] a) { System.exit(3); } }",
+    "javascript": "process.exit(3)",
+    "typescript": "declare const process: { exit(n: number): void }\nprocess.exit(3)",
+    "ruby": "exit 3",
+    "php": "<?php exit(3);",
+    "lua": "os.exit(3)",
+    "r": "quit(status = 3)",
+}
+SPIN = {
+    "python": "while True: pass",
+    "bash": "while :; do :; done",
+    "perl": "1 while 1;",
+    "awk": "BEGIN { while (1) ; }",
+    "c": "int main(void) { for (;;) ; }",
+    "cpp": "int main() { volatile int i = 0; for (;;) i = 1; }",
+    "go": "package main\nfunc main() { for { } }",
+    "rust": "fn main() { loop { std::hint::spin_loop() } }",
+    "java": "class Main { public static void main(String[] a) { while (true) ; } }",
+    "javascript": "while (true) ;",
+    "typescript": "while (true) ;",
+    "ruby": "loop { }",
+    "php": "<?php while (true) ;",
+    "lua": "while true do end",
+    "r": "repeat { }",
+    "sqlite": "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT count(*) FROM c;",
+}
+HOG = {
+    "python": "x = []\nwhile True: x.append(bytearray(1 << 24))",
+    "c": "#include <stdlib.h>\n#include <string.h>\nint main(void) { for (;;) memset(malloc(1 << 24), 1, 1 << 24); }",
+    "cpp": "#include <vector>\nint main() { for (;;) new std::vector<char>(1 << 24, 1); }",
+    "go": "package main\nvar all [][]byte\nfunc main() { for { b := make([]byte, 1<<24); for i := range b "
+    "{ b[i] = 1 }; all = append(all, b) } }",
+    "rust": "fn main() { let mut all = Vec::new(); loop { all.push(vec![1u8; 1 << 24]); } }",
+    "ruby": "x = []\nloop { x << 'x' * (1 << 24) }",
+    "perl": "my @x; push @x, 'x' x (1 << 24) while 1;",
+}
+BROKEN = {
+    "c": "int main( {",
+    "cpp": "int main( {",
+    "go": "package main\nfunc main() { x }",
+    "rust": "fn main() { let x: i32 = true; }",
+    "java": "class Main { int x = true; }",
+    "typescript": "const n: number = 'text'",
+}
+
+
+@pytest.fixture(scope="module")
+def polyglot(runserver: Server) -> Iterator[Server]:
+    if POLYGLOT is None:
+        pytest.skip("CLOCHE_TEST_POLYGLOT names no data directory with the templates base and polyglot")
+    server = Server.make(Path(POLYGLOT), "polyglot", pool_launched=0, pool_warm=0, webhook_private=True)
     try:
         server.start()
-        listed = server.api.call("GET", "/v1/run/languages")["languages"]
-        assert {one["name"] for one in listed} == set(HELLO)
-        for one in listed:
-            more = {"template": "polyglot", "memory_mb": 512, "timeout_seconds": 120, "compile_timeout_seconds": 300}
-            result = run(server.api, HELLO[one["name"]], one["name"], stdin="hi\n", expected_output="hi", **more)
-            print(one["name"], result["timing_ms"], result.get("memory_kb"))
-            assert result.get("verdict") == "accepted", (one["name"], result)
-        broken = run(server.api, "int main( {", "c", memory_mb=512)
-        assert broken["status"] == "compile_error"
-        assert "error" in broken["compile"]["stderr"]
+        yield server
         truth.check(server)
     finally:
         server.close()
+
+
+def batch(server: Server, sources: dict[str, str], **more: Any) -> dict[str, Any]:
+    """What came of each, all in one call."""
+    more = {"template": "polyglot", "memory_mb": 512, "timeout_seconds": 120, "compile_timeout_seconds": 300, **more}
+    runs = [{"language": name, "source": source, **more} for name, source in sources.items()]
+    told = server.api.call("POST", "/v1/run/batch", json={"runs": runs}, timeout=1200)["results"]
+    for name, one in zip(sources, told, strict=True):
+        print(name, one.get("failure") or (one["result"]["status"], one["result"]["timing_ms"]))
+    return {name: one["result"] for name, one in zip(sources, told, strict=True)}
+
+
+def test_every_language_of_polyglot_says_what_it_reads(polyglot: Server) -> None:
+    listed = polyglot.api.call("GET", "/v1/run/languages")["languages"]
+    assert {one["name"] for one in listed} == set(HELLO)
+    assert all(one["available"] for one in listed)
+    told = batch(polyglot, HELLO, stdin="hi\n", expected_output="hi")
+    assert {name: one["verdict"] for name, one in told.items()} == dict.fromkeys(HELLO, "accepted"), told
+    wrong = batch(polyglot, {name: HELLO[name] for name in ("rust", "r")}, stdin="ho\n", expected_output="hi")
+    assert {one["verdict"] for one in wrong.values()} == {"wrong_answer"}
+
+
+def test_every_language_of_polyglot_tells_its_ends(polyglot: Server) -> None:
+    told = batch(polyglot, EXIT)
+    ends = {name: (one["status"], one["exit_code"]) for name, one in told.items()}
+    assert ends == dict.fromkeys(EXIT, ("runtime_error", 3)), told
+    assert {n: one["status"] for n, one in batch(polyglot, SPIN, timeout_seconds=3).items()} == dict.fromkeys(
+        SPIN, "timeout"
+    )
+    assert {n: one["status"] for n, one in batch(polyglot, HOG).items()} == dict.fromkeys(HOG, "out_of_memory")
+    broken = batch(polyglot, BROKEN)
+    assert {name: one["status"] for name, one in broken.items()} == dict.fromkeys(BROKEN, "compile_error")
+    for name, one in broken.items():
+        assert "main" in (one["compile"]["stdout"] + one["compile"]["stderr"]).lower(), (name, one)

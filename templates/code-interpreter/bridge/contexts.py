@@ -15,7 +15,7 @@ import zmq.asyncio
 from kernels import LANGUAGES, Died, Kernel, Zygote, clock, languages, oom_kills
 from outbox import Outbox
 
-MAX_CONTEXTS = 8
+MAX_CONTEXTS = 24
 MAX_QUEUED = 32
 #: A cell that was interrupted has so many seconds to end, then its kernel is killed.
 GRACE = 5.0

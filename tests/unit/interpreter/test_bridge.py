@@ -238,7 +238,7 @@ async def test_contexts_are_apart_and_bounded(code: BridgeClient) -> None:
             assert answer["reason"] == "too_many"
             break
         made.append(answer["context"]["id"])
-    assert len((await code.ask("list"))["contexts"]) == 8
+    assert len((await code.ask("list"))["contexts"]) == 24
     ran = await asyncio.gather(
         *(code.run(f"n = {i}\nimport time; time.sleep(0.2)\nn", context=c) for i, c in enumerate(made))
     )

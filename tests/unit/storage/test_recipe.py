@@ -111,6 +111,35 @@ def test_what_a_template_has_of_its_own(folder: Path) -> None:
     assert (recipe.memory_mb, recipe.min_memory_mb) == (1024, 512)
 
 
+def test_the_packages_of_another_recipe(folder: Path) -> None:
+    (folder / "below.toml").write_text('name = "below"\npackages = ["git", "jq"]')
+    (folder / "y.toml").write_text('name = "y"\npackages_of = "below"\npackages = ["tree", "git"]')
+    recipe = load_recipe(folder / "y.toml")
+    assert recipe.packages == ("git", "jq", "tree")
+    assert recipe.below is not None
+    assert (recipe.below.name, recipe.below.packages) == ("below", ("git", "jq"))
+    (folder / "below.toml").write_text('name = "below"\npackages = ["git"]')
+    assert load_recipe(folder / "y.toml").digest != recipe.digest
+
+
+@pytest.mark.parametrize(
+    ("below", "problem"),
+    [
+        ("z", "'z', which is not beside"),
+        ("x", "may name only one that has `packages`"),
+        ("y", "may name only one that has `packages`"),
+        ("broken", "broken.toml: the file cannot be read"),
+        ("../x", "`packages_of` may not be"),
+    ],
+)
+def test_only_packages_are_taken_over(folder: Path, below: str, problem: str) -> None:
+    (folder / "broken.toml").write_text("packages = ")
+    (folder / "y.toml").write_text(f'name = "y"\npackages_of = "{below}"')
+    with pytest.raises(ClocheError) as refused:
+        load_recipe(folder / "y.toml")
+    assert problem in refused.value.message
+
+
 def test_every_byte_of_what_is_put_in_counts(folder: Path) -> None:
     before = load_recipe(folder / "x.toml").digest
     (folder / "x/program").write_text("#!/bin/sh\n#\n")

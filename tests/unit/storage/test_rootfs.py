@@ -127,10 +127,10 @@ def fake_build(disk_mb: int, *, fail: list[ClocheError] | None = None) -> tuple[
     """Stands for the packages: makes an image of the right size, or fails. Records the use of RAM."""
     calls: list[bool] = []
 
-    async def build(_recipe: Recipe, _source: Any, work: Path, _mb: int, _progress: Any, *, ram: bool) -> None:
-        calls.append(ram)
+    async def build(_recipe: Recipe, _source: Any, work: Path, *_: Any, ram_mb: int) -> None:
+        calls.append(ram_mb > 0)
         (work / "tree").mkdir()
-        if ram:
+        if ram_mb:
             await process.run(["mount", "-t", "tmpfs", "tmpfs", work / "tree"])
         if fail:
             raise fail.pop(0)
@@ -150,7 +150,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
     monkeypatch.setattr(rootfs, "find_source", source)
     monkeypatch.setattr(rootfs, "_installed", installed)
-    monkeypatch.setattr(rootfs, "_has_ram", lambda: False)
+    monkeypatch.setattr(rootfs, "_ram_mb", lambda: 0)
     return monkeypatch
 
 
@@ -189,7 +189,7 @@ async def test_a_full_ram_disk_is_followed_by_the_real_one(tmp_path: Path, prepa
         pytest.skip("mounting is not allowed here")
     build, calls = fake_build(1024, fail=[ClocheError("host.disk_full", "full")])
     prepared.setattr(rootfs, "_build", build)
-    prepared.setattr(rootfs, "_has_ram", lambda: True)
+    prepared.setattr(rootfs, "_ram_mb", lambda: 2048)
     await rootfs.build_rootfs(RECIPE, tmp_path, 1024, lambda _text: None)
     assert calls == [True, False]
     assert files.mounts_below(tmp_path) == []
@@ -202,3 +202,49 @@ async def test_a_full_real_disk_is_told(tmp_path: Path, prepared: pytest.MonkeyP
         await rootfs.build_rootfs(RECIPE, tmp_path, 1024, lambda _text: None)
     assert caught.value.code == "host.disk_full"
     assert calls == [False]
+
+
+async def test_what_lies_below_is_built_first_and_handed_on(tmp_path: Path, prepared: pytest.MonkeyPatch) -> None:
+    built: list[tuple[str, str | None]] = []
+
+    async def build(recipe: Recipe, _source: Any, work: Path, _mb: int, _progress: Any, below: Any, **_: Any) -> None:
+        built.append((recipe.name, below and below.path.parent.name))
+        (work / "tree").mkdir()
+        with (work / "image" / "rootfs.raw").open("xb") as file:
+            file.truncate(1024 * 1024)
+
+    prepared.setattr(rootfs, "_build", build)
+    upper = Recipe("upper", ("git", "jq"), disk_mb=1, below=Recipe("base", ("git",), disk_mb=1))
+    made = await rootfs.build_rootfs(upper, tmp_path, 1, lambda _: None)
+    below = await rootfs.build_rootfs(Recipe("base", ("git",)), tmp_path, 1, lambda _: None)
+    assert built == [("base", None), ("upper", below.id)]
+    assert made.id != below.id
+
+
+async def test_only_what_is_missing_is_installed_over_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And everything where the image below cannot be mounted."""
+    installed: list[tuple[list[str], bool]] = []
+    mounts = True
+
+    async def bootstrap(packages: Any, *_: Any, onto: bool = False) -> None:
+        installed.append((sorted(packages), onto))
+
+    async def copied(_image: Path, tree: Path, *_: Any) -> bool:
+        (tree / "dev").mkdir(exist_ok=True)
+        return mounts
+
+    async def nothing(*_: Any) -> None:
+        pass
+
+    for name in ("_add_user", "_pack_locale", "make_ext4"):
+        monkeypatch.setattr(rootfs, name, nothing)
+    monkeypatch.setattr(rootfs, "_bootstrap", bootstrap)
+    monkeypatch.setattr(rootfs, "_configure", lambda *_: None)
+    monkeypatch.setattr(rootfs, "copy_image", copied)
+    below = rootfs.RootfsImage("x", tmp_path / "rootfs.raw", 1, "bookworm", 1)
+    for number, (names, mounts) in enumerate(((("git", "jq"), True), (("git",), True), (("git", "jq"), False))):  # noqa: B007
+        recipe = Recipe("upper", names, below=Recipe("base", ("git",)))
+        work = tmp_path / str(number)
+        work.mkdir()
+        await rootfs._build(recipe, SOURCE, work, 1, lambda _: None, below, ram_mb=0)
+    assert installed == [(["jq"], True), (["git", "jq"], False)]

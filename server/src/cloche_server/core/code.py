@@ -30,7 +30,7 @@ ALIASES: Final = {
 }
 #: Bytes of one frame: a result may hold 8 Mi characters.
 MAX_FRAME: Final = 16 * 1024 * 1024 + 64 * 1024
-MAX_CONTEXTS: Final = 8
+MAX_CONTEXTS: Final = 24
 _MAX_TEXT: Final = 256 * 1024
 _MAX_NAME: Final = 1024
 _MAX_ERROR: Final = 1024 * 1024

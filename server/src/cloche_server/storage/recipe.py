@@ -48,7 +48,8 @@ class Service:
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A template before it is baked. The packages are those of the guest's distribution."""
+    """A template before it is baked. The packages are those of the guest's distribution, and among them are those of
+    the recipe `below`, whose root file system this one's is begun with."""
 
     name: str
     packages: tuple[str, ...]
@@ -65,6 +66,7 @@ class Recipe:
     #: Commands that are run before the snapshot, after the service is ready.
     warm: tuple[tuple[str, ...], ...] = ()
     service: Service | None = None
+    below: Recipe | None = None
 
     @property
     def digest(self) -> str:
@@ -74,6 +76,8 @@ class Recipe:
             content["python"] = self.python
         if self.files:
             content["files"] = [[f.place, f.mode, hashlib.sha256(f.content).hexdigest()] for f in self.files]
+        if self.below:
+            content["below"] = self.below.digest
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -97,9 +101,11 @@ def parse_recipe(text: str, source: str = "recipe", folder: Path | None = None) 
     aliases = table.texts("aliases", NAME)
     if name in aliases:
         raise _invalid(source, f"`aliases` repeats the name {name!r}")
+    below = _below(table.text("packages_of", pattern=NAME), folder, table)
+    own = table.texts("packages", _PACKAGE)
     recipe = Recipe(
         name=name,
-        packages=table.texts("packages", _PACKAGE),
+        packages=own if below is None else tuple(dict.fromkeys((*below.packages, *own))),
         aliases=aliases,
         description=table.text("description"),
         disk_mb=table.number("disk_mb", 4096, MIN_DISK_MB, MAX_DISK_MB),
@@ -110,6 +116,7 @@ def parse_recipe(text: str, source: str = "recipe", folder: Path | None = None) 
         files=_files(table.tables("files"), folder),
         warm=table.commands("warm"),
         service=_service(table.table("service")),
+        below=below,
     )
     table.nothing_else()
     if recipe.memory_mb < recipe.min_memory_mb:
@@ -117,6 +124,29 @@ def parse_recipe(text: str, source: str = "recipe", folder: Path | None = None) 
     if recipe.python and not {"python3", "python3-minimal"} & set(recipe.packages):
         raise _invalid(source, "`python` needs the package python3")
     return recipe
+
+
+def _below(name: str, folder: Path | None, table: _Table) -> Recipe | None:
+    if not name:
+        return None
+    path = None if folder is None else folder / f"{name}.toml"
+    if path is None or not path.is_file():
+        raise _invalid(table.source, f"`packages_of` names the recipe {name!r}, which is not beside this one")
+    if "packages_of" in (data := _read(path)) or "python" in data or "files" in data:
+        raise _invalid(
+            table.source,
+            f"`packages_of` names the recipe {name!r}; it may name only one that has "
+            "`packages`, and neither `packages_of` nor `python` nor `files`",
+        )
+    return load_recipe(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What a recipe file says, unchecked."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise _invalid(path.name, f"the file cannot be read ({error})") from None
 
 
 def _python(table: _Table, folder: Path | None) -> str:

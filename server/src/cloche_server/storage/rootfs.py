@@ -17,7 +17,7 @@ import os
 import platform
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +27,7 @@ from cloche_server.core.network import GATEWAY_IP4
 from cloche_server.host import files
 from cloche_server.host.process import run
 from cloche_server.storage.recipe import Recipe
+from cloche_server.storage.rootfs_copy import clear_devices, copy_image
 from cloche_server.storage.rootfs_extras import install_python, put_files, python_packages
 
 LAYOUT: Final = 3
@@ -35,7 +36,9 @@ LAYOUT: Final = 3
 USER: Final = "user"
 HOSTNAME: Final = "sandbox"
 _RAM_NEEDED_MB: Final = 3072
-_RAM_DISK_MB: Final = 2048
+#: The rest of the memory that is there stays for others; more than the most is used by no recipe of ours.
+_RAM_LEFT_MB: Final = 1024
+_RAM_MOST_MB: Final = 6144
 _BAKE_FAILED: Final = "template.bake_failed"
 _COMPONENTS: Final = ("main", "universe")
 _KEYRINGS: Final = ("debian-archive-keyring.gpg", "ubuntu-archive-keyring.gpg")
@@ -96,18 +99,20 @@ async def build_rootfs(recipe: Recipe, out_dir: Path, disk_mb: int, progress: Pr
     present = load_image(out_dir / image_id)
     if present is not None:
         return present
+    base = recipe.below
+    below = await build_rootfs(base, out_dir, base.disk_mb, progress) if base is not None else None
     started = time.monotonic()
     with files.staging(out_dir) as work:
         result = work / "image"
         result.mkdir()
         try:
-            await _build(recipe, source, work, disk_mb, progress, ram=_has_ram())
+            await _build(recipe, source, work, disk_mb, progress, below, ram_mb=_ram_mb())
         except ClocheError as error:
             # Only the RAM disk may have been too small.
             if error.code != "host.disk_full" or not (work / "tree").is_mount():
                 raise
             await asyncio.to_thread(_discard, work)
-            await _build(recipe, source, work, disk_mb, progress, ram=False)
+            await _build(recipe, source, work, disk_mb, progress, below, ram_mb=0)
         raw = result / "rootfs.raw"
         meta = {
             "layout": LAYOUT,
@@ -145,17 +150,31 @@ def load_image(path: Path) -> RootfsImage | None:
         return None
 
 
-async def _build(recipe: Recipe, source: Source, work: Path, disk_mb: int, progress: Progress, *, ram: bool) -> None:
+async def _build(
+    recipe: Recipe,
+    source: Source,
+    work: Path,
+    disk_mb: int,
+    progress: Progress,
+    below: RootfsImage | None,
+    *,
+    ram_mb: int,
+) -> None:
     tree = work / "tree"
     tree.mkdir()
-    if ram:
-        options = f"size={_RAM_DISK_MB}m,mode=755,nr_inodes=0"
+    if ram_mb:
+        options = f"size={ram_mb}m,mode=755,nr_inodes=0"
         # Where it is not allowed, as in some containers, the disk does as well.
         await run(["mount", "-t", "tmpfs", "-o", options, "cloche-build", tree], check=False)
-    await _bootstrap(recipe, source, tree, progress)
+    if below is not None and await copy_image(below.path, tree, work, progress):
+        if more := set(recipe.packages) - set(recipe.below.packages if recipe.below else ()):
+            await asyncio.to_thread(clear_devices, tree)
+            await _bootstrap(sorted(more), source, tree, progress, onto=True)
+    else:
+        await _bootstrap(recipe.packages, source, tree, progress)
+        await _add_user(tree)
+        await _pack_locale(tree)
     progress("setting up the root file system")
-    await _add_user(tree)
-    await _pack_locale(tree)
     await asyncio.to_thread(_configure, tree, source)
     if recipe.python:
         await install_python(recipe.python, tree, work, progress)
@@ -164,9 +183,11 @@ async def _build(recipe: Recipe, source: Source, work: Path, disk_mb: int, progr
     await make_ext4(tree, work / "image" / "rootfs.raw", disk_mb)
 
 
-def _has_ram() -> bool:
+def _ram_mb() -> int:
+    """Size of the RAM disk that a build may have; 0: none."""
     match = re.search(r"^MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
-    return match is not None and int(match[1]) // 1024 >= _RAM_NEEDED_MB
+    available = int(match[1]) // 1024 if match is not None else 0
+    return min(available - _RAM_LEFT_MB, _RAM_MOST_MB) if available >= _RAM_NEEDED_MB else 0
 
 
 def _discard(work: Path) -> None:
@@ -240,12 +261,16 @@ async def _apt_options() -> list[str]:
 # ------------------------------------------------------------------ the tree
 
 
-async def _bootstrap(recipe: Recipe, source: Source, tree: Path, progress: Progress) -> None:
-    argv: list[str | Path] = ["mmdebstrap", "--mode=root", "--variant=minbase", "--format=directory"]
+async def _bootstrap(
+    packages: Sequence[str], source: Source, tree: Path, progress: Progress, *, onto: bool = False
+) -> None:
+    """A tree with these packages; `onto`: they are added to those that it has."""
+    kind = ("--variant=custom", "--skip=check/empty") if onto else ("--variant=minbase",)
+    argv: list[str | Path] = ["mmdebstrap", "--mode=root", *kind, "--format=directory"]
     argv += [_MAN, *(f"--dpkgopt={option}" for option in _DPKG_OPTIONS)]
     argv += [f"--aptopt={option}" for option in await _apt_options()]
-    if recipe.packages:
-        argv.append(f"--include={','.join(recipe.packages)}")
+    if packages:
+        argv.append(f"--include={','.join(packages)}")
     argv += [source.suite, tree, *source.lines]
 
     def on_line(line: str) -> None:

@@ -95,7 +95,7 @@ class AsyncCodeStream:
 
 
 class AsyncContexts:
-    """The contexts of a sandbox, at most 8. `python`, `bash` and other languages each have one by themselves."""
+    """The contexts of a sandbox, at most 24. `python`, `bash` and other languages each have one by themselves."""
 
     def __init__(self, transport: AsyncTransport, path: str) -> None:
         self._transport = transport

@@ -98,7 +98,7 @@ class CodeStream:
 
 
 class Contexts:
-    """The contexts of a sandbox, at most 8. `python`, `bash` and other languages each have one by themselves."""
+    """The contexts of a sandbox, at most 24. `python`, `bash` and other languages each have one by themselves."""
 
     def __init__(self, transport: Transport, path: str) -> None:
         self._transport = transport

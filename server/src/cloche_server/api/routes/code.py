@@ -76,7 +76,8 @@ def known_language(name: str) -> str:
     if found is None:
         raise ClocheError(
             "request.invalid",
-            f"there is no kernel for this language; there are {', '.join(LANGUAGES)}",
+            f"there is no kernel for this language; there are {', '.join(LANGUAGES)}; "
+            "POST /v1/run runs whole programs of more languages",
             details={"field": "language"},
         )
     return found
@@ -182,7 +183,7 @@ async def list_contexts(sandbox_id: SandboxId, services: ServicesDep, workspace:
 async def create_context(
     sandbox_id: SandboxId, request: Request, services: ServicesDep, workspace: Workspace
 ) -> Response:
-    """At most 8 in a sandbox, those that languages have by themselves included; one more is 429."""
+    """At most 24 in a sandbox, those that languages have by themselves included; one more is 429."""
     body = await read_model(request, ContextBody)
     making = services.codes.create(workspace, sandbox_id, known_language(body.language), body.cwd)
     return json_response(code_context(await while_connected(request, making, killed)), 201)
