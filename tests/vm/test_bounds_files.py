@@ -20,7 +20,7 @@ import httpx
 import pytest
 
 from kit import procs
-from kit.client import Api, Box
+from kit.client import Api, Box, checked
 from kit.server import Server
 from kit.until import until
 
@@ -48,6 +48,53 @@ def post(box: Box, verb: str, **body: Any) -> Any:
 
 def agent_mib(box: Box, field: str) -> float:
     return int(box.sh(f"awk '/{field}/ {{print $2}}' /proc/1/status")) / 1024
+
+
+def test_very_many_in_one_directory(shared: Box, server: Server) -> None:
+    before, agent = procs.rss_mib(server.pid), agent_mib(shared, "VmRSS")
+    procs.reset_peak(server.pid)
+    seen: list[str] = []
+    ready, go_on = threading.Event(), threading.Event()
+
+    def watch() -> None:
+        with shared.api.http.stream("GET", f"{shared.path}/fs/watch", params={"path": "/tmp/many"}) as response:
+            for number, line in enumerate(response.iter_lines()):
+                ready.set()
+                if line.startswith("event: "):
+                    seen.append(line)
+                if number == 10:
+                    go_on.wait(300)
+
+    shared.mkdir("/tmp/many")
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    assert ready.wait(30)
+    shared.sh(f"perl -e 'for (1..{MANY}) {{ open F, q(>), qq(/tmp/many/n$_) }}'")
+    names, after = [], None
+    while True:
+        page = shared.ls("/tmp/many", limit=4000, **({"after": after} if after else {}))
+        names += [entry["name"] for entry in page["entries"]]
+        after = page.get("next")
+        if not after:
+            break
+    assert sorted(names) == sorted(f"n{number}" for number in range(1, MANY + 1))
+    found = post(shared, "glob", path="/tmp/many", pattern="*7", max_results=MANY // 10)
+    assert (len(found["entries"]), found["truncated"]) == (MANY // 10, False)
+    assert post(shared, "glob", path="/tmp/many", pattern="*7", max_results=5)["truncated"]
+    params = {"path": "/tmp/many", "format": "tar.gz"}
+    with shared.api.http.stream("GET", f"{shared.path}/fs/archive", params=params) as response:
+        packed = checked(response).read()
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        assert sum(one.isfile() for one in tar) == MANY
+    go_on.set()
+    shared.rm("/tmp/many", recursive=True)
+    watcher.join(60)
+    assert not watcher.is_alive()
+    assert seen[0] == "event: ready"
+    assert seen[-1] == "event: end"
+    assert len(seen) > MANY or "event: overflow" in seen, "all of it, or that something is missing"
+    assert procs.peak_rss_mib(server.pid) - before < 2 * GROWTH_MIB
+    assert agent_mib(shared, "VmHWM") - agent < 2 * GROWTH_MIB
 
 
 def tar_of(*entries: tarfile.TarInfo) -> bytes:

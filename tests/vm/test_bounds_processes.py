@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kit import procs, sse
-from kit.client import Api, AsyncApi, Box
+from kit.client import Api, AsyncApi, Box, checked
 from kit.server import Server
 from kit.until import Watch, until
 
@@ -53,6 +53,38 @@ def start(box: Box, **body: Any) -> str:
 
 def agent_mib(box: Box, field: str = "VmRSS") -> float:
     return int(box.sh(f"awk '/{field}/ {{print $2}}' /proc/1/status")) / 1024
+
+
+async def test_very_many_at_once(shared: Box, api: Api, server: Server) -> None:
+    """Every start is answered, and what has ended can be read although so many others have ended since."""
+    count, path = 150, f"{shared.path}/processes"
+    before = procs.rss_mib(server.pid)
+    async with api.aio() as client:
+
+        async def one(number: int) -> str:
+            body = {"command": f"echo {number}; exec sleep 600", "name": f"n{number}"}
+            return str((await client.call("POST", path, json=body))["process_id"])
+
+        ids = await asyncio.gather(*(one(number) for number in range(count)))
+        listed = {p["process_id"]: p["status"] for p in (await client.call("GET", path))["processes"]}
+        assert [listed[one] for one in ids] == ["running"] * count
+        assert shared.sh("echo in between") == "in between\n"
+
+        async def end(number: int, process_id: str) -> None:
+            await client.call("POST", f"{path}/{process_id}/signal", json={"signal": "KILL"})
+            ended = await client.call("GET", f"{path}/{process_id}/wait")
+            assert (ended["exit_code"], ended["termination"]["signal"]) == (137, "SIGKILL")
+
+        await asyncio.gather(*(end(number, process_id) for number, process_id in enumerate(ids)))
+
+        async def read(number: int, process_id: str) -> None:
+            headers = {"Accept": "application/octet-stream"}
+            response = checked(await client.request("GET", f"{path}/{process_id}/output", headers=headers))
+            assert response.content == f"{number}\n".encode()
+
+        await asyncio.gather(*(read(number, process_id) for number, process_id in enumerate(ids)))
+    assert procs.rss_mib(server.pid) - before < GROWTH_MIB
+    assert agent_mib(shared) < 40
 
 
 class Reader:

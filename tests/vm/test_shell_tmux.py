@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from kit import procs
 from kit.client import Api, Box
 from kit.tmux import Tmux
 from kit.until import until
@@ -65,7 +67,58 @@ def test_a_whole_session(screen: Tmux, shared: Box, tmp_path: Path) -> None:
     leave(screen, tmp_path, 7)
 
 
+def test_a_program_that_fills_the_screen(screen: Tmux, shared: Box, tmp_path: Path) -> None:
+    shared.sh("seq -f 'line %.0f' 500 > /tmp/long")
+    enter(screen, shared.id)
+    screen.type("less /tmp/long")
+    screen.until("line 29")
+    assert screen.lines() == [*(f"line {n}" for n in range(1, 30)), "/tmp/long"], "exactly what fits"
+    screen.key("G")
+    screen.until("line 500")
+    screen.resize(80, 15)
+    until(lambda: len(screen.lines()) == 15 and "line 500" in screen.lines())
+    screen.key("g")
+    until(lambda: screen.lines()[:14] == [f"line {n}" for n in range(1, 15)])
+    screen.key("q")
+    screen.until("there#")
+    assert "line 5" not in screen.lines(), "the screen of before is back"
+    screen.key("C-d")
+    leave(screen, tmp_path, 0)
+
+
+def test_coming_back(screen: Tmux, shared: Box, tmp_path: Path) -> None:
+    """Whoever is cut off is told how to come back, finds the same shell, and sees what it has shown meanwhile."""
+    enter(screen, shared.id)
+    screen.type("clear; kept=value-$((6*7)); sleep 2; echo meanwhile-$kept")
+    client = until(lambda: [p for p in _clients(shared.id) if p.alive()])[0]
+    os.kill(client.pid, signal.SIGTERM)
+    leave(screen, tmp_path, 143)
+    found = [one for one in shared.api.call("GET", f"{shared.path}/processes")["processes"] if one["pty"]]
+    running = [one for one in found if one["status"] == "running"]
+    assert f"--process {running[-1]['process_id']} --from" in "".join(screen.lines()), "how to come back is told"
+    (tmp_path / "after").unlink()
+    screen.type("clear")
+    screen.type(f"cloche shell {shared.id} --process {running[-1]['process_id']}; echo ended-$?; stty -g > after")
+    screen.until("meanwhile-value-42")
+    screen.type("exit $((kept=5))")
+    leave(screen, tmp_path, 5)
+
+
 def test_failures_leave_the_terminal_alone(screen: Tmux, tmp_path: Path) -> None:
     screen.type(f"stty -g > before; cloche shell {'x' * 20}; echo ended-$?; stty -g > after")
     leave(screen, tmp_path, 127)
     assert any("sandbox" in line for line in screen.lines())
+
+
+def _clients(sandbox_id: str) -> list[procs.Proc]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            start = procs.start_time(int(entry.name))
+            if words[2:-1] == [PROGRAM.encode(), b"shell", sandbox_id.encode()] and start is not None:
+                found.append(procs.Proc(int(entry.name), start, "", ""))
+    return found
