@@ -7,7 +7,6 @@ import concurrent.futures
 import contextlib
 import io
 import json
-import os
 import subprocess
 import sys
 import time
@@ -24,11 +23,6 @@ from kit.client import ApiError, Box
 from kit.data import CHECKOUT
 from kit.server import Server, environment
 from kit.until import until
-
-pytestmark = pytest.mark.skipif(
-    not os.environ.get("CLOCHE_TEST_TEMPLATES"),
-    reason="baking code-interpreter takes minutes: run it with CLOCHE_TEST_TEMPLATES=1",
-)
 
 TEMPLATE = "code-interpreter"
 CHART = "application/vnd.cloche.chart+json"
