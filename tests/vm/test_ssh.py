@@ -140,7 +140,9 @@ def test_many_sessions_and_many_connections(client: OpenSsh) -> None:
 
 
 def test_a_client_that_hangs_up_takes_its_command_along(client: OpenSsh, box: Box) -> None:
-    script = "echo up; (nohup sleep 4711.2 >/dev/null 2>&1 &); sleep 4711.1"
+    # Not before `nohup` has done what it is for.
+    script = "(nohup sleep 4711.2 >/dev/null 2>&1 &); until pgrep -fx 'sleep 4711.2'; do sleep 0.1; done >/dev/null; "
+    script += "echo up; sleep 4711.1"
     waiting = subprocess.Popen(client.command([script]), stdout=subprocess.PIPE)
     assert waiting.stdout is not None
     assert waiting.stdout.readline() == b"up\n"

@@ -111,12 +111,13 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
 
 
 def _socks(desk: Desk, host: str, port: int) -> socket.socket:
-    """A connection by way of the dynamic port. OpenSSH says yes before it knows: what is refused ends at once."""
+    """A connection by way of the dynamic port. OpenSSH says yes before it knows, or nothing: what is refused
+    ends at once."""
     made = socket.create_connection(("127.0.0.1", desk.socks), 60)
     made.sendall(b"\x05\x01\x00")
     assert made.recv(2) == b"\x05\x00"
     made.sendall(b"\x05\x01\x00\x03" + bytes([len(host)]) + host.encode() + struct.pack(">H", port))
-    assert made.recv(10)[1:2] == b"\x00"
+    assert made.recv(10)[1:2] in {b"\x00", b""}
     return made
 
 
