@@ -24,7 +24,7 @@ from kit.client import Api, Box, checked
 from kit.server import Server
 from kit.until import until
 
-MANY = 15_000
+MANY = 5_000
 GROWTH_MIB = 32
 
 
@@ -72,7 +72,7 @@ def test_very_many_in_one_directory(shared: Box, server: Server) -> None:
     shared.sh(f"perl -e 'for (1..{MANY}) {{ open F, q(>), qq(/tmp/many/n$_) }}'")
     names, after = [], None
     while True:
-        page = shared.ls("/tmp/many", limit=4000, **({"after": after} if after else {}))
+        page = shared.ls("/tmp/many", limit=2000, **({"after": after} if after else {}))
         names += [entry["name"] for entry in page["entries"]]
         after = page.get("next")
         if not after:
