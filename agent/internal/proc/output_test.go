@@ -147,6 +147,21 @@ func TestRecordReplays(t *testing.T) {
 	}
 }
 
+func TestSmallRecordKeepsTheNewest(t *testing.T) {
+	for _, size := range []int{1, 7, 300, 3000, 20_000} {
+		r := newRecord()
+		r.limit = 4096
+		total := 0
+		for total < 50_000 {
+			_ = r.write(1, framed(strings.Repeat("x", size)))
+			total += size
+			if kept := total - int(r.first); r.cost > r.limit || kept < min(total, r.limit/2) {
+				t.Fatalf("writes of %d: after %d bytes %d are kept, at a cost of %d", size, total, kept, r.cost)
+			}
+		}
+	}
+}
+
 func TestRecordForgetsTheOldest(t *testing.T) {
 	r := newRecord()
 	r.begin(wire.Started{})

@@ -114,7 +114,7 @@ func (r *record) write(stream byte, framed []byte) error {
 	defer r.mu.Unlock()
 	before := r.cost
 	for len(b) > 0 {
-		k := min(len(b), segmentSize)
+		k := min(len(b), r.piece())
 		r.add(stream, b[:k])
 		b = b[k:]
 	}
@@ -123,10 +123,15 @@ func (r *record) write(stream byte, framed []byte) error {
 	return nil
 }
 
+// piece bounds a segment. What is too old falls out by whole segments, so that
+// a small record has small ones: one that is larger than the record would
+// leave nothing at all.
+func (r *record) piece() int { return max(min(segmentSize, r.limit/4), 4*segmentCost) }
+
 func (r *record) add(stream byte, b []byte) {
 	if n := len(r.segments); n > 0 {
 		last := &r.segments[n-1]
-		if last.stream == stream && last.gap == 0 && len(last.data)+len(b) <= segmentSize {
+		if last.stream == stream && last.gap == 0 && len(last.data)+len(b) <= r.piece() {
 			last.data = append(last.data, b...)
 			r.next += uint64(len(b))
 			r.nextOf[stream] += uint64(len(b))

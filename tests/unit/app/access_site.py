@@ -112,7 +112,15 @@ class TalkingGuest(FakeGuest):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        return self._refusal(name)
 
+    def __getattribute__(self, name: str) -> Any:
+        # What the agent of other tests can do with files, this one cannot.
+        if name in {"mkdir", "write_file", "delete"}:
+            return self._refusal(name)
+        return super().__getattribute__(name)
+
+    def _refusal(self, name: str) -> Any:
         async def call(*_: Any, **__: Any) -> Any:
             await self.world.pass_by(f"Guest.{name}")
             raise ClocheError("guest.error", "the agent of this test does nothing")

@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import uvicorn
 from app_host import Crew, Host, settings
+from services_kit import services_on
 
 from cloche_server.api.app import build_app
 from cloche_server.api.protocol import HttpProtocol
@@ -64,18 +65,11 @@ async def serve(host: Host, crew: Crew, *, private: bool = False, sender: Any = 
     make = sender or (lambda: Sender(private=private))
     group: Any = crew
     webhooks = Webhooks(WebhookStore(host.database), host.supervisor.journal, host.clock, group, make, private=private)
-    absent: Any = None
     kept = Secrets(SecretStore(host.database), host.root.parent, None, host.clock, host.supervisor.journal)
     await kept.start()
-    services = Services(
-        settings=settings(host.root.parent), clock=host.clock, isolation=Isolation(), access=host.access,
-        creator=host.creator, creates=absent, lifecycle=host.lifecycle, sleep=host.sleep, power=host.power,
-        forks=host.forks, snapshots=host.snapshots, restores=host.restores, promoter=absent, exporter=absent,
-        importer=absent, execs=absent, codes=absent, files=absent, units=absent, logs=absent, templates=absent,
-        tokens=Tokens(tokens, host.clock), meters=host.meters, budgets=host.spending, ports=absent,
-        events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept, selftests=absent,
-        network=absent, runs=absent, run_jobs=absent, processes=absent, terminals=absent,
-        file_tools=absent, file_links=absent, git=absent,
+    services = services_on(
+        host, settings=settings(host.root.parent), isolation=Isolation(), tokens=Tokens(tokens, host.clock),
+        events=Events(host.access, host.supervisor), webhooks=webhooks, secrets=kept,
     )  # fmt: skip
     services.ready.set()
     await webhooks.start()

@@ -10,6 +10,7 @@ import httpx
 import pytest
 from app_host import Crew, Host, assemble
 from app_states import status
+from services_kit import services_on
 
 from cloche_server.api.app import build_app
 from cloche_server.app.exec import Execs
@@ -19,7 +20,6 @@ from cloche_server.app.filetools import FileTools
 from cloche_server.app.git import Git
 from cloche_server.app.lifecycle import Status
 from cloche_server.app.names import NamedCreates
-from cloche_server.app.services import Services
 from cloche_server.app.tokens import Tokens
 from cloche_server.store.db import Database
 from cloche_server.store.tokens import TokenStore
@@ -37,47 +37,17 @@ def host(request: pytest.FixtureRequest, tmp_path: Path, database: Database, wor
 
 @pytest.fixture
 async def api(host: Host, tmp_path: Path, database: Database) -> AsyncIterator[httpx.AsyncClient]:
-    unused: Any = None
     tokens = TokenStore(database)
 
-    services = Services(
-        settings=host.creator._settings,
-        clock=host.clock,
-        isolation=host.machines.engine.isolation,
-        access=host.access,
-        creator=host.creator,
+    services = services_on(
+        host,
         creates=NamedCreates(host.creates, host.access, host.lifecycle),
-        lifecycle=host.lifecycle,
-        sleep=host.sleep,
-        power=host.power,
-        forks=host.forks,
-        snapshots=host.snapshots,
-        restores=host.restores,
-        promoter=unused,
-        exporter=unused,
-        importer=unused,
-        events=unused,
-        webhooks=unused,
-        secrets=unused,
         execs=Execs(host.access),
-        codes=unused,
         files=Files(host.access),
         file_tools=FileTools(host.access),
         file_links=FileLinks(host.access, host.clock, b"k" * 32),
         git=Git(host.access, Execs(host.access)),
-        units=unused,
-        logs=unused,
-        templates=unused,
         tokens=Tokens(tokens, host.clock),
-        meters=host.meters,
-        budgets=host.spending,
-        network=unused,
-        selftests=unused,
-        ports=unused,
-        processes=unused,
-        terminals=unused,
-        runs=unused,
-        run_jobs=unused,
     )
     services.ready.set()
     token = await tokens.create("test", "w", bytes(16), 1.0)

@@ -72,6 +72,7 @@ REQUESTS: Final[tuple[type[BaseModel], ...]] = (
     wire_services.ServiceBody,
     wire_services.HealthBody,
     wire_services.HttpCheckBody,
+    wire_create.NamedServiceBody,
     wire_code.CodeBody,
     wire_code.ContextBody,
     wire_code.CodeInputBody,
