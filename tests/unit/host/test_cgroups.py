@@ -137,6 +137,14 @@ def test_and_one_in_each_hierarchy_of_version_1(tmp_path: Path, monkeypatch: pyt
     groups.make("m2", LIMITS)
     assert groups.sweep(["m1"]) == []
     assert groups.machines() == {"m1"}
+    groups.leave()
+    assert groups.machines() == {"m1"}
+    groups.make("m2", LIMITS)
+    groups.remove("m1")
+    groups.remove("m2")
+    groups.leave()
+    assert not (tmp_path / "memory/cloche/b1").exists()
+    groups.make("m3", LIMITS)
     groups.remove_all()
     assert not (tmp_path / "memory/cloche/b1").exists()
 

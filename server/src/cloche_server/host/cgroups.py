@@ -194,6 +194,10 @@ class Groups:
     def remove_all(self) -> None:
         """Removes the groups of all machines, which have ended, and what was above them for this data directory."""
         self.sweep(())
+        self.leave()
+
+    def leave(self) -> None:
+        """Removes what is above the groups of machines for this data directory, unless there is one of them."""
         for root in set(self.facts.roots.values()):
             with contextlib.suppress(OSError):
                 (root / _PARENT / self._block).rmdir()

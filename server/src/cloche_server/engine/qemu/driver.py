@@ -194,6 +194,8 @@ class QemuEngine:
     def close(self) -> None:
         """Lets go of what starts processes; the machines run on."""
         self._config.launcher.close()
+        if self._config.wall is not None:
+            self._config.wall.groups.leave()
 
     async def bake(
         self,
