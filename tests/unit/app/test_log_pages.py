@@ -34,7 +34,7 @@ async def test_a_guest_that_names_no_place_to_go_on_does_not_fill_the_memory() -
 async def test_the_last_lines_are_no_more_than_a_log_can_have() -> None:
     page = await log_of(LONG, TOO_MANY, placed=True).page(None, 100_000)
     assert sum(len(one.text) + 1 for one in page.lines) <= HELD_MAX
-    assert page.next == Cursor(TOO_MANY) and not page.more, "the newest are kept"
+    assert (page.next, page.more) == (Cursor(TOO_MANY), False), "the newest are kept"
     few = await log_of("a", 10, placed=True).page(None, 3)
     assert [one.next for one in few.lines] == [Cursor(8), Cursor(9), Cursor(10)]
     assert (await log_of("a", 10, placed=True).page(None, 0)).lines == ()

@@ -73,8 +73,9 @@ async def logs(
     stream: Annotated[str | None, Query(description="Ignored: a console has one stream.", deprecated=True)] = None,
     last_event_id: Annotated[str | None, Header(description="The `id` of the last event seen.")] = None,
 ) -> Response:
-    """An answer without `follow` ends behind about 1 MiB, or 50,000 lines; `next` (`X-Log-Next`) is where to go on. Without `from` and
-    `tail` a console begins with its last MiB (with `follow`: its last 4 KiB), all else with the oldest that is kept."""
+    """An answer without `follow` ends behind about 1 MiB, or 50,000 lines; `next` (`X-Log-Next`) is where to go on.
+    Without `from` and `tail` a console begins with its last MiB (with `follow`: its last 4 KiB), all else with the
+    oldest that is kept."""
     _check_scope(caller, source)
     cursor = _cursor(from_, last_event_id)
     log = await while_connected(request, services.logs.open(workspace, sandbox_id, source), undone)
