@@ -26,6 +26,9 @@ from cloche_server.netd.session import Flow, Session
 
 #: Of one sandbox at once; another one takes the place of the one that has been idle longest.
 MOST_FLOWS: Final = 512
+#: Of all sandboxes together, where the one that has most gives way. Each flow takes one of the host's 28,000 ports for
+#: datagrams, and without a free one nobody can ask for a name any more.
+MOST_TOGETHER: Final = 16_000
 #: So long a flow lives without a datagram, once it was answered (RFC 4787) and before (seconds).
 IDLE_ANSWERED: Final = 120.0
 IDLE_UNANSWERED: Final = 30.0
@@ -310,8 +313,7 @@ class Datagrams:
 
     def _open(self, key: Key, decision: Decision) -> UdpFlow | MemberFlow | None:
         """A new flow; None for one that a limit or the way there forbids, which the log tells."""
-        while len(self._flows) >= MOST_FLOWS:
-            self.end(next(iter(self._flows)))
+        self._make_room()
         session = self.session
         registered = session.open(key[1], key[2], lambda: self.end(key), Transport.UDP)
         registered.peer = session.peer(key[1])
@@ -333,6 +335,16 @@ class Datagrams:
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(_SWEEP, self._sweep)
         return made
+
+    def _make_room(self) -> None:
+        while len(self._flows) >= MOST_FLOWS:
+            self._end_oldest()
+        tables = self.session.shared.datagrams.values()
+        while sum(len(one._flows) for one in tables) >= MOST_TOGETHER:
+            max(tables, key=lambda one: len(one._flows))._end_oldest()
+
+    def _end_oldest(self) -> None:
+        self.end(next(iter(self._flows)))
 
     def _tell(self, key: Key, decision: Decision) -> None:
         now = self._loop.time()
