@@ -16,6 +16,7 @@ from cloche_server.app.attached import Written
 from cloche_server.app.sshkeys import Visit
 from cloche_server.core.errors import ClocheError
 from cloche_server.ssh.flow import MANY, WINDOW, WINDOW_OF_MANY, Connection
+from cloche_server.ssh.server import SshServer
 from cloche_server.ssh.session import FAILED, Place, Session, far_copy
 from cloche_server.ssh.visitor import MAX_FORWARDS, Visitor
 
@@ -131,6 +132,14 @@ def test_a_long_run_of_flags_holds_nobody_up() -> None:
     finally:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
+
+
+async def test_strangers_cannot_ask_for_an_exchange_of_keys_that_takes_long() -> None:
+    house: Any = SimpleNamespace(limits=SimpleNamespace(login=30.0))
+    options = await SshServer(house, asyncssh.generate_private_key("ssh-ed25519"))._options()
+    offered = [one.decode() for one in options.kex_algs]
+    assert "curve25519-sha256" in offered
+    assert [one for one in offered if "diffie-hellman" in one] == []
 
 
 def _visitor(line: Any) -> Visitor:
