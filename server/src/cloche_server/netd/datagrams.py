@@ -33,6 +33,8 @@ MOST_TOGETHER: Final = 16_000
 IDLE_ANSWERED: Final = 120.0
 IDLE_UNANSWERED: Final = 30.0
 _SWEEP: Final = 5.0
+#: Of one sandbox in a second: so many that belong to no flow are judged. More would take the time of all others.
+MOST_JUDGED: Final = 2000
 #: Taken from one socket before others have their turn.
 _AT_ONCE: Final = 32
 #: Flows whose names are being resolved, and datagrams that wait for it in each.
@@ -191,6 +193,8 @@ class Datagrams:
         self._told: OrderedDict[Key, float] = OrderedDict()
         self._running: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._second = self._loop.time()
+        self._judged = 0
         for catcher in self._catchers:
             self._loop.add_reader(catcher.fileno(), self._receive, catcher)
         self._opened: bool | None = None
@@ -244,11 +248,24 @@ class Datagrams:
             if len(kept) < _MOST_KEPT:
                 kept.append(payload)
             return
+        if self._too_many(key):
+            return
         decision = self.session.judge_datagram(key[1], key[2])
         if decision.rule == "not-resolved" and len(self._waiting) < _MOST_WAITING:
             self._resolve_first(key, payload)
             return
         self.settle(key, [payload], decision)
+
+    def _too_many(self, key: Key) -> bool:
+        """Counts one that is to be judged; what is too much is lost, which the log tells once."""
+        now = self._loop.time()
+        if now - self._second >= 1.0:
+            self._second, self._judged = now, 0
+        self._judged += 1
+        if self._judged == MOST_JUDGED + 1:
+            why = f"more than {MOST_JUDGED} datagrams in a second belong to no flow; those that do are carried"
+            self._tell(key, Decision(Outcome.DENY, "limit", why))
+        return self._judged > MOST_JUDGED
 
     def _answers(self, key: Key, payload: bytes) -> bool:
         """Whether it is the answer to what a member has sent; then that is done with it. Limits of both hold."""
