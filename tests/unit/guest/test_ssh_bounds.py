@@ -172,7 +172,7 @@ async def test_connections_that_are_asked_for_at_once_are_counted_at_once() -> N
 
 async def test_a_connection_that_nobody_watches_does_not_stay() -> None:
     async def stands() -> bool:
-        raise ClocheError("storage.unavailable", "the disk is full")
+        raise ClocheError("host.disk_full", "the disk is full")
 
     line = Line()
     visitor = _visitor(line)
