@@ -173,10 +173,12 @@ class Session(asyncssh.SSHServerSession[bytes]):
             raise
 
     def _refuse(self, errors: BaseExceptionGroup[ClocheError]) -> None:
-        error = errors.exceptions[0]
-        if not self._pipe.gone and isinstance(error, ClocheError):
-            text = f"cloche: {error.message}\r\n".encode()
-            self._chan.write(text, STDERR)
+        error: BaseException = errors
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if not self._pipe.gone:
+            if isinstance(error, ClocheError):
+                self._chan.write(f"cloche: {error.message}\r\n".encode(), STDERR)
             self._chan.exit(FAILED)
 
     async def _carry(self, attached: Attached) -> None:
