@@ -184,6 +184,6 @@ async def test_a_connection_that_nobody_watches_does_not_stay() -> None:
 def test_further_channels_of_one_connection_have_smaller_windows() -> None:
     connection = Connection.__new__(Connection)
     connection._channels = dict.fromkeys(range(MANY - 1))
-    assert connection._window() == WINDOW
+    assert connection._window_of_next() == WINDOW
     connection._channels = dict.fromkeys(range(MANY))
-    assert connection._window() == WINDOW_OF_MANY
+    assert connection._window_of_next() == WINDOW_OF_MANY

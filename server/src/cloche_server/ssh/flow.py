@@ -135,20 +135,20 @@ class Connection(SSHServerConnection):
         while not self.is_closed() and len(self._deferred_packets) > MAX_DEFERRED // 8:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(_REKEY_LOOK)
 
-    def _window(self) -> int:
+    def _window_of_next(self) -> int:
         return WINDOW if len(self._channels) < MANY else WINDOW_OF_MANY
 
     def shell_channel(self) -> ShellChannel:
         self._update_recv_pktlen(PACKET)
         return ShellChannel(
             self, self._loop, self._allow_pty, self._line_editor, self._line_echo, self._line_history,
-            self._max_line_length, None, "strict", self._window(), PACKET,
+            self._max_line_length, None, "strict", self._window_of_next(), PACKET,
         )  # fmt: skip
 
     def port_channel(self) -> PortChannel:
         self._update_recv_pktlen(PACKET)
-        return PortChannel(self, self._loop, None, "strict", self._window(), PACKET)
+        return PortChannel(self, self._loop, None, "strict", self._window_of_next(), PACKET)
 
     def socket_channel(self) -> SocketChannel:
         self._update_recv_pktlen(PACKET)
-        return SocketChannel(self, self._loop, None, "strict", self._window(), PACKET)
+        return SocketChannel(self, self._loop, None, "strict", self._window_of_next(), PACKET)
