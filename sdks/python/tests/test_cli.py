@@ -56,5 +56,5 @@ async def test_ssh_is_called_with_what_the_server_says(
     assert await asyncio.to_thread(run, "ssh", "--print", "box", "uname", "-a") == 0
     shown = shlex.split(capfd.readouterr().out)
     assert shown[:3] == ["ssh", "-p", "2222"]
-    assert shown[-3:] == ["box@127.0.0.1", "uname", "-a"]
+    assert shown[-4:] == ["--", "box@127.0.0.1", "uname", "-a"]
     assert "KnownHostsCommand=/bin/echo [127.0.0.1]:2222 ssh-ed25519 AAAA" in shown

@@ -105,6 +105,13 @@ def test_text_of_a_guest_has_no_control_characters() -> None:
     assert service(told(spec, detail="a\x1b[2Jb\n" + "x" * 1000)).detail.startswith("a?[2Jb?xxx")
 
 
+def test_names_of_variables_of_a_guest_are_text() -> None:
+    spec = to_body("web", spec_of(ServiceBody.model_validate(FULL), "web"))
+    odd = {**spec, "env": {"A\ud800": "1"}, "rlimits": {"\udfff": 1}}
+    found = service(told(odd)).spec
+    assert (found.env, found.rlimits) == ({"A?": "1"}, {"?": 1})
+
+
 def test_lines_come_whole_and_long_ones_in_pieces() -> None:
     buffer = LineBuffer()
     assert list(buffer.feed(b"a\nb")) == [(b"a", True, 1)]

@@ -55,7 +55,7 @@ class Agent:
 
 @pytest.fixture
 async def hear(host: Host, crew: Crew, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Callable[[], ServiceEvents]]:
-    for name in ("AFTER_NEWS", "AFTER_NOTHING", "AGAIN_AFTER"):
+    for name in ("AFTER_NEWS", "AFTER_NOTHING", "AGAIN_AFTER", "AFTER_FAILURE"):
         monkeypatch.setattr(f"cloche_server.app.service_events.{name}", 0.001)
     made: list[ServiceEvents] = []
 
@@ -176,6 +176,45 @@ async def test_it_stops_listening_when_there_is_nothing_to_hear(
     await host.sleep.pause("w", entry.record.id)
     await host.lifecycle.delete("w", entry.record.id)
     await until(0)
+
+
+async def test_services_that_are_defined_while_it_stops_listening_are_heard(
+    host: Host, hear: Callable[[], ServiceEvents]
+) -> None:
+    entry = await with_agent(host, Agent())
+    heard = hear()
+    again = asyncio.Event()
+    looks = 0
+
+    async def listen(_: Entry) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:  # between its last look and its removal from the table
+            asyncio.get_running_loop().call_soon(heard.attend, entry)
+        else:
+            again.set()
+
+    heard._listen = listen  # type: ignore[method-assign]
+    heard.attend(entry)
+    async with asyncio.timeout(20):
+        await again.wait()
+
+
+async def test_a_failure_of_the_journal_does_not_make_it_deaf(
+    host: Host, hear: Callable[[], ServiceEvents], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = await with_agent(host, Agent(answer(said(1))))
+    before, failures = host.supervisor.journal.store.before, [RuntimeError("of the database")]
+
+    async def sometimes(*given: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return await before(*given)
+
+    monkeypatch.setattr(host.supervisor.journal.store, "before", sometimes)
+    hear().attend(entry)
+    assert len(await told(host, entry, 1)) == 1
+    assert not failures
 
 
 @pytest.mark.parametrize(

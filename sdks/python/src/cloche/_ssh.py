@@ -24,7 +24,8 @@ def command(api_url: str, server: SshServer, sandbox: str, rest: Sequence[str]) 
         "StrictHostKeyChecking": "yes",
     }
     flags = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
-    return ["ssh", "-p", str(server.port), *flags, f"{sandbox}@{host}", *rest]
+    # A name that begins with a dash is still a name.
+    return ["ssh", "-p", str(server.port), *flags, "--", f"{sandbox}@{host}", *rest]
 
 
 def run(words: list[str], *, show: bool) -> int:

@@ -146,8 +146,9 @@ class Attachments:
         )
         self._access.count_exec(entry)
         call = guest.exec(request)
-        try:
-            await call.__aenter__()
-        except ClocheError as error:
-            raise await lost(entry, error) from error
-        return Attached(entry, guest, call, request.id, self._access, tty=wish.pty is not None)
+        with self._access.busy(entry):  # also while it waits for its turn
+            try:
+                await call.__aenter__()
+            except ClocheError as error:
+                raise await lost(entry, error) from error
+            return Attached(entry, guest, call, request.id, self._access, tty=wish.pty is not None)

@@ -105,8 +105,10 @@ class Execs:
     async def start(self, workspace: str, sandbox_id: str, command: Command) -> int:
         """Starts a detached command and returns its pid in the guest at once."""
         entry, guest = await self._access.serving(workspace, sandbox_id)
-        async with guest.exec(self._counted(entry, command, limited=False)) as call:
-            return call.started.pid
+        request = self._counted(entry, command, limited=False)
+        with self._access.busy(entry):
+            async with guest.exec(request) as call:
+                return call.started.pid
 
     # ---------------------------------------------------------------- afterwards
 
@@ -152,11 +154,12 @@ class Execs:
         return request
 
     async def _open(self, entry: Entry, call: ExecCall, encoding: str, timeout: float | None) -> ExecStream:
-        try:
-            await call.__aenter__()
-        except ClocheError as error:
-            raise await lost(entry, error) from error
-        return ExecStream(entry, call, encoding, timeout, self._access)
+        with self._access.busy(entry):  # also while it waits for its turn
+            try:
+                await call.__aenter__()
+            except ClocheError as error:
+                raise await lost(entry, error) from error
+            return ExecStream(entry, call, encoding, timeout, self._access)
 
 
 class ExecStream:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -16,9 +17,16 @@ from cloche_server.app.processes import Processes
 from cloche_server.app.sandbox_services import SandboxServices
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.logs import Cursor, LineBuffer, LogEnd, LogGap, LogItem, LogLine, check_source, line_text
+from cloche_server.core.process import RECORD_KB_MAX
+from cloche_server.guest.errors import protocol_error
 
-#: A page ends behind so much text (characters).
+#: A page ends behind so much text (characters), or so many lines.
 PAGE_MAX: Final = 1024 * 1024
+LINES_MAX: Final = 50_000
+#: Text that is held for one answer, whatever a guest sends (characters): a little more than an honest log can have.
+HELD_MAX: Final = (RECORD_KB_MAX + 1024) * 1024
+#: After so many lines others have their turn.
+_TURN: Final = 500
 
 #: Opens the output from an offset on, to another one or as it grows.
 _Opener = Callable[[int, int | None], Awaitable[ProcessStream]]
@@ -52,11 +60,14 @@ class Log:
 
     async def page(self, cursor: Cursor | None, tail: int | None) -> LogPage:
         """What there is now, from a place on: a bounded part of it, or its last `tail` lines."""
-        lines: deque[LogLine] = deque(maxlen=tail)
-        size = lost = 0
+        lines: deque[LogLine] = deque()
+        size = lost = seen = 0
         restarted = False
         async with aclosing(self._begin(cursor, False, False)) as items:
             async for item in items:
+                seen += 1
+                if seen % _TURN == 0:
+                    await asyncio.sleep(0)
                 if isinstance(item, LogEnd):
                     return LogPage(tuple(lines), lost, restarted, item.next, False, item.final)
                 if isinstance(item, LogGap):
@@ -65,8 +76,13 @@ class Log:
                     continue
                 lines.append(item)
                 size += len(item.text) + 1
-                if tail is None and size >= PAGE_MAX and item.next is not None:
+                if tail is not None:
+                    while len(lines) > tail or size > HELD_MAX:
+                        size -= len(lines.popleft().text) + 1
+                elif item.next is not None and (size >= PAGE_MAX or len(lines) >= LINES_MAX):
                     return LogPage(tuple(lines), lost, restarted, item.next, True, False)
+                elif size > HELD_MAX:
+                    raise protocol_error("a log that is longer than one can be")
         raise AssertionError("the last item of a log is its end")
 
     async def follow(self, cursor: Cursor | None, tail: int | None) -> AsyncGenerator[LogItem]:

@@ -51,8 +51,9 @@ class Processes:
         boot_id = entry.processes.boot_of(guest) or await self._boot_id(entry, guest)
         self._access.count_exec(entry)
         try:
-            async with guest.exec(request) as call:
-                started = call.started
+            with self._access.busy(entry):  # also while it waits for its turn
+                async with guest.exec(request) as call:
+                    started = call.started
         except ClocheError as error:
             if key is None or error.code != "exec.conflict":
                 raise await lost(entry, error) from error

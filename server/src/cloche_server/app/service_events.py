@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from cloche_server.app.entry import Entry
@@ -46,6 +47,8 @@ AFTER_NEWS: Final = 0.2
 AFTER_NOTHING: Final = 1.0
 #: After so long an agent that could not be asked is asked again (seconds).
 AGAIN_AFTER: Final = 5.0
+#: After a failure on this side (seconds).
+AFTER_FAILURE: Final = 60.0
 #: The last second that RFC 3339 can tell.
 _LAST: Final = 253402300799.0
 #: Pages of the journal that are looked through for what was told last.
@@ -116,10 +119,15 @@ class ServiceEvents:
         """Listens to a sandbox that may have services, until it has none or ends."""
         key = entry.record.id
         self._defined.add(key)
-        if key not in self._tasks:
-            task = self._group.create_task(self._run(entry), name=f"services of {key}")
-            self._tasks[key] = task
-            task.add_done_callback(lambda _: self._tasks.pop(key, None))
+        running = self._tasks.get(key)
+        # One that is done has looked for the last time, even if it is still in the table.
+        if running is None or running.done():
+            self._tasks[key] = task = self._group.create_task(self._run(entry), name=f"services of {key}")
+            task.add_done_callback(partial(self._left, key))
+
+    def _left(self, key: str, task: asyncio.Task[None]) -> None:
+        if self._tasks.get(key) is task:
+            del self._tasks[key]
 
     def take_over(self) -> None:
         """What runs since before this server."""
@@ -144,11 +152,19 @@ class ServiceEvents:
 
     async def _run(self, entry: Entry) -> None:
         try:
+            while not await self._heard(entry):
+                await self._pause(entry.ended, AFTER_FAILURE)
+        finally:
+            self._defined.discard(entry.record.id)
+
+    async def _heard(self, entry: Entry) -> bool:
+        """False: it has failed, and goes on later where the journal says that it was."""
+        try:
             await self._listen(entry)
         except Exception as error:  # noqa: BLE001 - what a guest says must not take the server with it
             _log.error("services.not_heard", sandbox=entry.record.id, error=repr(error))
-        finally:
-            self._defined.discard(entry.record.id)
+            return False
+        return True
 
     async def _listen(self, entry: Entry) -> None:
         key = entry.record.id
@@ -186,10 +202,10 @@ class ServiceEvents:
         empty = not answer.services and not answer.events and held.left(self._clock.monotonic()) is None
         return empty and key not in self._defined
 
-    async def _pause(self, moved: asyncio.Event, seconds: float) -> None:
+    async def _pause(self, sooner: asyncio.Event, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
-                await moved.wait()
+                await sooner.wait()
         except TimeoutError:
             pass
 

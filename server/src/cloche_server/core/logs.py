@@ -96,16 +96,18 @@ class LineBuffer:
         """Lines without their ends, whether each has one, and how many bytes of `data` come behind it."""
         rest = self.pending + data
         self.pending = b""
+        # Nothing is copied for a line but the line: a guest may send a mebibyte of nothing but ends of lines.
+        begin = 0
         while True:
-            cut = rest.find(b"\n", 0, LINE_MAX + 1)
+            cut = rest.find(b"\n", begin, begin + LINE_MAX + 1)
             if cut >= 0:
-                line, rest = rest[:cut], rest[cut + 1 :]
-                yield line, True, len(rest)
-            elif len(rest) > LINE_MAX:
-                line, rest = rest[:LINE_MAX], rest[LINE_MAX:]
-                yield line, False, len(rest)
+                line, begin = rest[begin:cut], cut + 1
+                yield line, True, len(rest) - begin
+            elif len(rest) - begin > LINE_MAX:
+                line, begin = rest[begin : begin + LINE_MAX], begin + LINE_MAX
+                yield line, False, len(rest) - begin
             else:
-                self.pending = rest
+                self.pending = rest[begin:]
                 return
 
     def flush(self) -> bytes:

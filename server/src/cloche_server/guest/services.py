@@ -13,7 +13,7 @@ from ..core.services import RESTARTS, SERVICE_NAME, SERVICES_MAX, STATES, Health
 from .caller import CALL_SECONDS, Caller
 from .decode import printable
 from .errors import CallContext, protocol_error
-from .fields import Fields
+from .fields import Fields, clean_text
 from .frames import Exit, parse_exit
 from .h2link import Response
 from .streams import IDLE_SECONDS, ExecCall
@@ -238,10 +238,10 @@ def _spec(f: Fields) -> ServiceSpec:
     return ServiceSpec(
         shell=f.opt_text("shell", _TEXT_MAX),
         argv=_argv(f),
-        env={str(key)[:_TEXT_MAX]: texts.text(key, _TEXT_MAX) for key in env},
+        env={clean_text(key, _TEXT_MAX): texts.text(key, _TEXT_MAX) for key in env},
         cwd=f.opt_text("cwd", 4096),
         user=f.opt_text("user", 256),
-        rlimits={str(key)[:16]: numbers.integer(key, -1) for key in rlimits},
+        rlimits={clean_text(key, 16): numbers.integer(key, -1) for key in rlimits},
         buffer_kb=f.integer("log_bytes", 0, 2**30) // 1024,
         autostart=f.flag("autostart"),
         restart=_one_of(f.text("restart", 16), RESTARTS),

@@ -26,10 +26,15 @@ from cloche_server.netd.session import Flow, Session
 
 #: Of one sandbox at once; another one takes the place of the one that has been idle longest.
 MOST_FLOWS: Final = 512
+#: Of all sandboxes together, where the one that has most gives way. Each flow takes one of the host's 28,000 ports for
+#: datagrams, and without a free one nobody can ask for a name any more.
+MOST_TOGETHER: Final = 16_000
 #: So long a flow lives without a datagram, once it was answered (RFC 4787) and before (seconds).
 IDLE_ANSWERED: Final = 120.0
 IDLE_UNANSWERED: Final = 30.0
 _SWEEP: Final = 5.0
+#: Of one sandbox in a second: so many that belong to no flow are judged. More would take the time of all others.
+MOST_JUDGED: Final = 2000
 #: Taken from one socket before others have their turn.
 _AT_ONCE: Final = 32
 #: Flows whose names are being resolved, and datagrams that wait for it in each.
@@ -188,6 +193,8 @@ class Datagrams:
         self._told: OrderedDict[Key, float] = OrderedDict()
         self._running: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.TimerHandle | None = None
+        self._second = self._loop.time()
+        self._judged = 0
         for catcher in self._catchers:
             self._loop.add_reader(catcher.fileno(), self._receive, catcher)
         self._opened: bool | None = None
@@ -241,11 +248,24 @@ class Datagrams:
             if len(kept) < _MOST_KEPT:
                 kept.append(payload)
             return
+        if self._too_many(key):
+            return
         decision = self.session.judge_datagram(key[1], key[2])
         if decision.rule == "not-resolved" and len(self._waiting) < _MOST_WAITING:
             self._resolve_first(key, payload)
             return
         self.settle(key, [payload], decision)
+
+    def _too_many(self, key: Key) -> bool:
+        """Counts one that is to be judged; what is too much is lost, which the log tells once."""
+        now = self._loop.time()
+        if now - self._second >= 1.0:
+            self._second, self._judged = now, 0
+        self._judged += 1
+        if self._judged == MOST_JUDGED + 1:
+            why = f"more than {MOST_JUDGED} datagrams in a second belong to no flow; those that do are carried"
+            self._tell(key, Decision(Outcome.DENY, "limit", why))
+        return self._judged > MOST_JUDGED
 
     def _answers(self, key: Key, payload: bytes) -> bool:
         """Whether it is the answer to what a member has sent; then that is done with it. Limits of both hold."""
@@ -310,8 +330,7 @@ class Datagrams:
 
     def _open(self, key: Key, decision: Decision) -> UdpFlow | MemberFlow | None:
         """A new flow; None for one that a limit or the way there forbids, which the log tells."""
-        while len(self._flows) >= MOST_FLOWS:
-            self.end(next(iter(self._flows)))
+        self._make_room()
         session = self.session
         registered = session.open(key[1], key[2], lambda: self.end(key), Transport.UDP)
         registered.peer = session.peer(key[1])
@@ -333,6 +352,16 @@ class Datagrams:
         if self._sweeper is None:
             self._sweeper = self._loop.call_later(_SWEEP, self._sweep)
         return made
+
+    def _make_room(self) -> None:
+        while len(self._flows) >= MOST_FLOWS:
+            self._end_oldest()
+        tables = self.session.shared.datagrams.values()
+        while sum(len(one._flows) for one in tables) >= MOST_TOGETHER:
+            max(tables, key=lambda one: len(one._flows))._end_oldest()
+
+    def _end_oldest(self) -> None:
+        self.end(next(iter(self._flows)))
 
     def _tell(self, key: Key, decision: Decision) -> None:
         now = self._loop.time()

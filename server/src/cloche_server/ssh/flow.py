@@ -15,8 +15,11 @@ from asyncssh import SSHServerChannel, SSHServerConnection, SSHTCPChannel, SSHUN
 from asyncssh.constants import MSG_IGNORE
 from asyncssh.packet import SSHPacket
 
-#: Bytes of one channel that may be under way to it.
+#: Bytes of one channel that may be under way to it; and of each further one, where many are open already: what nobody
+#: in the sandbox reads is kept here.
 WINDOW: Final = 1024 * 1024
+WINDOW_OF_MANY: Final = 128 * 1024
+MANY: Final = 4
 PACKET: Final = 32 * 1024
 #: Answers that wait for the end of a key exchange, and bytes that wait for the look-up of a password.
 MAX_DEFERRED: Final = 1000
@@ -132,17 +135,20 @@ class Connection(SSHServerConnection):
         while not self.is_closed() and len(self._deferred_packets) > MAX_DEFERRED // 8:  # noqa: ASYNC110 - no event tells
             await asyncio.sleep(_REKEY_LOOK)
 
+    def _window_of_next(self) -> int:
+        return WINDOW if len(self._channels) < MANY else WINDOW_OF_MANY
+
     def shell_channel(self) -> ShellChannel:
         self._update_recv_pktlen(PACKET)
         return ShellChannel(
             self, self._loop, self._allow_pty, self._line_editor, self._line_echo, self._line_history,
-            self._max_line_length, None, "strict", WINDOW, PACKET,
+            self._max_line_length, None, "strict", self._window_of_next(), PACKET,
         )  # fmt: skip
 
     def port_channel(self) -> PortChannel:
         self._update_recv_pktlen(PACKET)
-        return PortChannel(self, self._loop, None, "strict", WINDOW, PACKET)
+        return PortChannel(self, self._loop, None, "strict", self._window_of_next(), PACKET)
 
     def socket_channel(self) -> SocketChannel:
         self._update_recv_pktlen(PACKET)
-        return SocketChannel(self, self._loop, None, "strict", WINDOW, PACKET)
+        return SocketChannel(self, self._loop, None, "strict", self._window_of_next(), PACKET)

@@ -10,6 +10,7 @@ from typing import Any
 
 import asyncssh
 
+from cloche_server.core.errors import ClocheError
 from cloche_server.core.streams import ByteStream
 from cloche_server.ssh.flow import Connection
 from cloche_server.ssh.pipe import Pipe
@@ -78,7 +79,7 @@ class Forwarded(asyncssh.SSHTCPSession[bytes], asyncssh.SSHUNIXSession[bytes]):
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._down())
                 group.create_task(self._up())
-        except* ConnectionError:
+        except* (OSError, ClocheError):
             if not self._pipe.gone:
                 self._chan.abort()
         else:

@@ -28,8 +28,17 @@ _PLAIN_LINKS: Final = ("SSH-2.0-libssh_", "SSH-2.0-AsyncSSH_")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 #: What a login decides itself, and what would decide which code its programs run.
 _OURS: Final = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "MAIL", "ENV", "BASH_ENV", "IFS"})
-#: The far side of `scp -O`: `scp`, flags with -t or -f among them, and then paths that the shell takes apart.
-_SCP: Final = re.compile(r"scp((?: -[a-zA-Z]+)* -[a-zA-Z]*[tf][a-zA-Z]*(?: -[a-zA-Z]+)*(?: --)? .+)", re.DOTALL)
+#: The far side of `scp -O`: `scp`, flags, and then paths that the shell takes apart. What has matched is never tried
+#: again in another way: a long run of flags would hold up everybody.
+_SCP: Final = re.compile(r"scp((?: -[a-zA-Z]++)++)((?: --)? .+)", re.DOTALL)
+
+
+def far_copy(command: str) -> str | None:
+    """The arguments of a command that is the far side of a copy: with -t or -f among its flags."""
+    found = _SCP.fullmatch(command)
+    if found is None or not {"t", "f"} & set(found[1]):
+        return None
+    return found[1] + found[2]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +141,9 @@ class Session(asyncssh.SSHServerSession[bytes]):
             return AttachWish(argv=argv, env=env, tools=True)
         if self._term and self._term.isprintable():
             env["TERM"] = self._term[:64]
-        copy = _SCP.fullmatch(self._command or "")
+        copy = far_copy(self._command or "")
         if copy is not None and self._size is None:
-            return AttachWish(script=f"exec {TOOLS} scp{copy[1]}", env=env, tools=True)
+            return AttachWish(script=f"exec {TOOLS} scp{copy}", env=env, tools=True)
         if self._command is None and self._size is None:
             # A shell that reads what to do from a pipe, as one that is logged in.
             return AttachWish(script='exec "$SHELL" -l', env=env)
@@ -153,15 +162,23 @@ class Session(asyncssh.SSHServerSession[bytes]):
                 await self._carry(attached)
             finally:
                 await attached.aclose()
-        except ClocheError as error:
-            await self._refuse(error)
-        except ConnectionError:
+        # Of a group: what ends the output comes out of one.
+        except* ClocheError as errors:
+            self._refuse(errors)
+        except* ConnectionError:
             pass  # the client has gone
+        except* Exception:
+            if not self._pipe.gone:
+                self._chan.exit(FAILED)
+            raise
 
-    async def _refuse(self, error: ClocheError) -> None:
+    def _refuse(self, errors: BaseExceptionGroup[ClocheError]) -> None:
+        error: BaseException = errors
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
         if not self._pipe.gone:
-            text = f"cloche: {error.message}\r\n".encode()
-            self._chan.write(text, STDERR)
+            if isinstance(error, ClocheError):
+                self._chan.write(f"cloche: {error.message}\r\n".encode(), STDERR)
             self._chan.exit(FAILED)
 
     async def _carry(self, attached: Attached) -> None:

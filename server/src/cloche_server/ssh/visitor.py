@@ -37,6 +37,7 @@ MAX_OFFERS: Final = 20
 #: Characters of a name, and of a password, that are looked at.
 MAX_NAME: Final = 128
 _ENDED: Final = "the token or key that opened this connection has ended"
+_UNKNOWN: Final = "the server could not look whether the token or key is still good; connect again"
 
 
 class Visitor(asyncssh.SSHServer):
@@ -145,6 +146,10 @@ class Visitor(asyncssh.SSHServer):
         except asyncio.CancelledError:
             self.end(_ENDED)
             raise
+        except Exception:
+            # Nobody would look any more whether the token or key has ended.
+            self.end(_UNKNOWN)
+            raise
         if why is not None:
             self.end(why)
 
@@ -220,13 +225,14 @@ class Visitor(asyncssh.SSHServer):
         return self._remotes
 
     def _room(self) -> None:
+        """Counts one more, at once: many may be asked for before the first is dialed."""
         if self._forwards >= MAX_FORWARDS:
             raise asyncssh.ChannelOpenError(
                 OPEN_RESOURCE_SHORTAGE, f"{MAX_FORWARDS} forwarded connections are open, which is the limit"
             )
+        self._forwards += 1
 
     async def _dial(self, dialed: Awaitable[ByteStream]) -> Forwarded:
-        self._forwards += 1
         try:
             upstream = await dialed
         except ClocheError as error:
