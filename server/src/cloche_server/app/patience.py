@@ -36,11 +36,11 @@ class Patience:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._count()
-        return await self._until.__aexit__(kind, error, trace)
+        await self._until.__aexit__(kind, error, trace)
 
     def _runs(self) -> bool:
         return self._entry.record.status not in _STILL
