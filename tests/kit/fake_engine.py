@@ -57,6 +57,8 @@ class World:
     renewals: list[tuple[str, Any]] = field(default_factory=list)
     #: Machines whose commands are frozen.
     frozen: set[str] = field(default_factory=set)
+    #: Machines of which the link knows that they stand still.
+    still: set[str] = field(default_factory=set)
     #: Files and directories that were made in guests and not deleted: machine, path.
     left_in_guests: set[tuple[str, str]] = field(default_factory=set)
     #: All memory that was captured.
@@ -322,6 +324,9 @@ class FakeGuest:
         self.world.renewals.append((self._name, request))
         if getattr(request, "thaw", False):
             self.world.frozen.discard(self._name)
+
+    def stand_still(self, still: bool) -> None:
+        (self.world.still.add if still else self.world.still.discard)(self._name)
 
     async def quiesce(self, *, timeout: float = 120.0) -> None:
         await self.world.pass_by("Guest.quiesce")

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import zmq.asyncio
+from accounts import account
 from kernels import LANGUAGES, Died, Kernel, Zygote, clock, languages, oom_kills
 from outbox import Outbox
+from zygote import NO_DIRECTORY
 
 MAX_CONTEXTS = 24
 MAX_QUEUED = 32
@@ -70,19 +72,20 @@ class Context:
 
     # ------------------------------------------------------------ kernel
 
-    async def ready(self) -> Kernel:
-        """Raises `Refused`."""
+    async def ready(self, *, strict: bool = False) -> Kernel:
+        """Raises `Refused`, with `strict` also when its directory cannot be entered."""
         if self._kernel is not None and not self._kernel.dead:
             return self._kernel
         if self._kernel is not None:
             await self._kernel.aclose()
         self._kernel = Kernel(self._owner.zygote, self._owner.sockets, self._owner.root, LANGUAGES[self.language])
         try:
-            await self._kernel.start(user=self._user, env=self._base, cwd=self.cwd)
+            await self._kernel.start(user=self._user, env=self._base, cwd=self.cwd, strict=strict)
         except KeyError:
             raise Refused("no_user") from None
         except (Died, TimeoutError) as error:
-            raise Refused("start_failed", status=getattr(error, "status", None)) from None
+            status = getattr(error, "status", None)
+            raise Refused("no_directory" if strict and status == NO_DIRECTORY else "start_failed") from None
         return self._kernel
 
     async def interrupt(self) -> bool:
@@ -314,8 +317,7 @@ class Contexts:
     async def _mine(self, language: str, request: dict[str, Any]) -> Context:
         """That of a language, as the user that the sandbox runs commands as, and in its directory."""
         found = self._contexts.get(language)
-        wanted = request.get("user") or pwd_name()
-        if found is not None and not found.cells and (found.user or pwd_name()) != wanted:
+        if found is not None and not found.cells and not _is_same(found.user, request.get("user")):
             # The one from before the snapshot, which has been of no use to anybody yet.
             del self._contexts[language]
             await found.delete()
@@ -327,7 +329,7 @@ class Contexts:
         cwd = request.get("cwd") or request.get("home")
         made = self._add(os.urandom(8).hex(), request.get("language") or "python", {**request, "cwd": cwd})
         try:
-            await made.ready()
+            await made.ready(strict=request.get("cwd") is not None)
         except BaseException:
             self._contexts.pop(made.id, None)
             raise
@@ -346,7 +348,9 @@ class Contexts:
         await self.zygote.aclose()
 
 
-def pwd_name() -> str:
-    import pwd
-
-    return pwd.getpwuid(os.getuid()).pw_name
+def _is_same(one: str | None, other: str | None) -> bool:
+    """Whether two spellings mean one user and group. Raises `Refused`."""
+    try:
+        return account(one) == account(other)
+    except KeyError:
+        raise Refused("no_user") from None

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import pwd
 import shutil
 import signal
 import socket
@@ -20,6 +19,7 @@ from typing import Any
 
 import zmq
 import zmq.asyncio
+from accounts import account
 from jupyter_client.session import Session
 
 HERE = Path(__file__).resolve().parent
@@ -135,19 +135,20 @@ class Kernel:
 
     # ------------------------------------------------------------ life
 
-    async def start(self, *, user: str | None, env: dict[str, str], cwd: str | None) -> None:
-        """Raises `Died`, `TimeoutError`, `KeyError` for a user that does not exist."""
-        account = pwd.getpwnam(user) if user else pwd.getpwuid(os.getuid())
+    async def start(self, *, user: str | None, env: dict[str, str], cwd: str | None, strict: bool = False) -> None:
+        """Raises `Died`, `TimeoutError`, `KeyError` for a user that does not exist. A directory that cannot be entered
+        is the root's, or with `strict` the end of the kernel with `NO_DIRECTORY`."""
+        who = account(user)
         info = self._addresses()
         connection = self._folder / "connection.json"
         connection.write_text(json.dumps(info))
         for path in (self._folder, connection):
-            if account.pw_uid != os.getuid():
-                os.chown(path, account.pw_uid, account.pw_gid)
+            if who.uid != os.getuid():
+                os.chown(path, who.uid, who.gid)
         connection.chmod(0o600)
         request = {
             "kind": self.kind, "connection": str(connection), "folder": str(self._folder), "user": user, "env": env,
-            "cwd": cwd or account.pw_dir, "argv": [*_ARGV.get(self.kind, []), str(connection)],
+            "cwd": cwd or who.home, "strict": strict, "argv": [*_ARGV.get(self.kind, []), str(connection)],
         }  # fmt: skip
         self.pid, self._death = await self._zygote.fork(request)
         for name, kind in (("shell", zmq.DEALER), ("control", zmq.DEALER), ("stdin", zmq.DEALER), ("iopub", zmq.SUB)):

@@ -37,6 +37,7 @@ class Kernel(IPythonKernel):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._seen = identity()
+        self._loop: Any = None
         reseed()
 
     async def do_execute(  # type: ignore[no-untyped-def]
@@ -51,6 +52,9 @@ class Kernel(IPythonKernel):
         cell_id=None,
     ):
         wanted = (cell_meta or {}).get("cloche") or {}
+        if self._loop is None:
+            self._loop = asyncio.get_running_loop()
+            os.register_at_fork(after_in_child=self._copied)
         now = identity()
         if now != self._seen:
             # This is a copy: what user-space generators would give next, the other copies would give as well.
@@ -71,6 +75,11 @@ class Kernel(IPythonKernel):
         drain(sys.stdout)
         drain(sys.stderr)
         return reply
+
+    def _copied(self) -> None:
+        """A cell that forks goes on in both processes. The copy ends where the cell does: the loop, and the sockets
+        behind it, are those of the kernel."""
+        self._loop._run_once = leave
 
     def raw_input(self, prompt: str = "") -> str:
         if not self._allow_stdin:
@@ -160,6 +169,13 @@ def add_charts(shell: Any) -> None:
 
     formatter = ChartFormatter(parent=shell.display_formatter)
     shell.display_formatter.formatters[CHART] = formatter
+
+
+def leave() -> None:
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(0)
 
 
 def identity() -> str:

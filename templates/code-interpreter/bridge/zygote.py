@@ -11,14 +11,17 @@ import gc
 import importlib
 import json
 import os
-import pwd
 import selectors
 import signal
 import socket
 import sys
 from typing import Any
 
+from accounts import account
+
 CONTROL_FD = 3
+#: The exit code of a kernel whose directory was asked for and cannot be entered.
+NO_DIRECTORY = 201
 PR_SET_PDEATHSIG = 1
 #: What a kernel would load when it starts, or with its first cells.
 MODULES = (
@@ -89,20 +92,22 @@ def become(request: dict[str, Any]) -> None:
             file.write("0")
     except OSError:
         pass
-    user = pwd.getpwnam(request["user"]) if request.get("user") else pwd.getpwuid(os.getuid())
-    if user.pw_uid != os.getuid():
-        os.initgroups(user.pw_name, user.pw_gid)
-        os.setgid(user.pw_gid)
-        os.setuid(user.pw_uid)
+    user = account(request.get("user"))
+    if (user.uid, user.gid) != (os.getuid(), os.getgid()):
+        os.setgroups(user.groups)
+        os.setgid(user.gid)
+        os.setuid(user.uid)
     # No kernel outlives the zygote, which nobody would know of any more.
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    names = {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name, "SHELL": user.pw_shell or "/bin/bash"}
+    names = {"HOME": user.home, "USER": user.name, "LOGNAME": user.name, "SHELL": user.shell}
     os.environ.update(names)
     os.environ["IPYTHONDIR"] = os.path.join(request["folder"], "ipython")
     os.environ.update(request["env"])
     try:
         os.chdir(request["cwd"])
     except OSError:
+        if request.get("strict"):
+            raise SystemExit(NO_DIRECTORY) from None
         os.chdir("/")
 
 

@@ -26,10 +26,11 @@ CONTEXT = {
 
 
 class Bridge:
-    """Answers every connection with what `script` holds at that time; `None` in it is a silence until it is closed."""
+    """Answers every connection with what `script` holds at that time; a number in it is a silence of so many seconds,
+    `None` one until it is closed."""
 
     def __init__(self) -> None:
-        self.script: list[dict[str, Any] | None] = []
+        self.script: list[dict[str, Any] | float | None] = []
         self.asked: list[dict[str, Any]] = []
         self.installed = True
         self.running = True
@@ -47,7 +48,7 @@ class Bridge:
 class Connection:
     def __init__(self, bridge: Bridge) -> None:
         self.bridge = bridge
-        self.left: list[dict[str, Any] | None] = []
+        self.left: list[dict[str, Any] | float | None] = []
         self.said = asyncio.Event()
         self.shut = False
 
@@ -61,6 +62,9 @@ class Connection:
         if not self.left:
             return b""
         event = self.left.pop(0)
+        if isinstance(event, float):
+            await asyncio.sleep(event)
+            return await self.read()
         if event is None:
             await asyncio.Event().wait()
         return code.frame(event or {})
@@ -248,3 +252,22 @@ async def test_sessions_of_other_clients(site: AccessSite, bridge: Bridge) -> No
     assert "timeout" in answer.json()["error"]
     assert bridge.asked[-1]["timeout_ms"] == 1000
     assert "python" in (await site.own.client.get("/v1/repl/languages")).json()
+
+
+async def test_a_client_without_patience_is_kept_while_its_cell_runs(
+    site: AccessSite, bridge: Bridge, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cloche_server.api.keepalive.LATE_SECONDS", 0.0)
+    monkeypatch.setattr("cloche_server.api.keepalive.THEN_SECONDS", 0.01)
+    headers = {"User-Agent": "pandastack-py/0.10.0"}
+    path = here(site, "repl/sessions/c1/run")
+    bridge.script = [STARTED, 0.1, {"type": "stdout", "text": "a"}, END]
+    answer = await site.own.client.post(path, json={"code": "1"}, headers=headers)
+    assert answer.text.startswith(" ")
+    assert (answer.json()["stdout"], answer.json()["exit"]) == ("a", 0)
+    bridge.script = [STARTED, 0.1, {**END, "status": "timeout"}]
+    answer = await site.own.client.post(path, json={"code": "1"}, headers=headers)
+    assert answer.status_code == 200, "the status is told before the end is known"
+    assert answer.json()["error"].startswith("cell timeout after 30 s")
+    assert answer.json()["exit_code"] == 124
+    assert bridge.open == 0

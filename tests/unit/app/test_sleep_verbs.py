@@ -314,6 +314,10 @@ async def test_what_hibernates_gives_its_memory_back_and_keeps_its_disk(host: Ho
     assert (before.sandboxes, before.memory_mb, before.disk_mb) == (1, 256 + OVERHEAD_MB, 2048)
     await host.sleep.pause("w", record.id)
     assert host.capacity.usage().memory_mb == before.memory_mb, "a paused one keeps its memory"
+    assert host.world.still == {record.id}, "and nobody takes its silence for an end"
+    await host.sleep.resume("w", record.id)
+    assert host.world.still == set()
+    await host.sleep.pause("w", record.id)
     await host.sleep.hibernate("w", record.id)
     asleep = host.capacity.usage()
     assert (asleep.sandboxes, asleep.memory_mb, asleep.disk_mb) == (1, 0, 2048)

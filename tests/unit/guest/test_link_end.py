@@ -239,3 +239,47 @@ async def test_a_link_that_was_silent_for_long_is_given_up(
         await link.request("GET", "/", timeout=0.1)
     assert not link.is_open
     await asyncio.wait_for(link.wait_closed(), 1)
+
+
+async def test_the_silence_of_a_machine_that_stands_still_is_not_counted(
+    peer: FakePeer, link: Link, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go_on = asyncio.Event()
+
+    async def stopped(call: Call) -> None:
+        if len(peer.calls) > 1:
+            await call.reset
+            return
+        call.head()
+        await go_on.wait()
+        await call.send(b"late", end=True)
+
+    monkeypatch.setattr("cloche_server.guest.h2wire._SILENCE", 0.0)
+    peer.handler = stopped
+    response = await link.request("GET", "/")
+    link.stand_still(True)
+    reading = asyncio.ensure_future(response.next_chunk(0.05))
+    done, _ = await asyncio.wait({reading}, timeout=0.5)
+    assert not done
+    # Whoever asks a machine that stands still is told that it does not answer, and that does not end the link.
+    with pytest.raises(LinkTimeout):
+        await link.request("GET", "/", timeout=0.05)
+    link.stand_still(False)
+    go_on.set()
+    assert await reading == b"late"
+    assert link.is_open
+
+
+async def test_a_machine_that_goes_on_and_says_nothing_is_lost(peer: FakePeer, link: Link) -> None:
+    async def head_only(call: Call) -> None:
+        call.head()
+        await call.reset
+
+    peer.handler = head_only
+    response = await link.request("GET", "/")
+    link.stand_still(True)
+    reading = asyncio.ensure_future(response.next_chunk(0.05))
+    await asyncio.wait({reading}, timeout=0.2)
+    link.stand_still(False)
+    with pytest.raises(LinkTimeout):
+        await asyncio.wait_for(reading, 10)

@@ -6,7 +6,7 @@ The status is then committed as 200, so a failure that comes later is told in th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from starlette.requests import Request
@@ -15,7 +15,6 @@ from starlette.types import Receive, Scope, Send
 
 from cloche_server.api.errors import error_body, error_response, result_fields
 from cloche_server.api.respond import big_json_response, dump, killed, wait_gone, waited
-from cloche_server.core.command import CommandResult
 from cloche_server.core.errors import ClocheError
 
 #: These clients give up after 30 s without a byte, and can't be told to wait; white space keeps them.
@@ -29,15 +28,23 @@ TIMEOUT_EXIT_CODE = 124
 
 
 class KeepaliveResponse(Response):
-    """`asked`: the client knows what it gets; else it is one that would give up by itself."""
+    """`asked`: the client knows what it gets; else it is one that would give up by itself. `show` makes the body of
+    what comes of `work`."""
 
     def __init__(
-        self, request: Request, work: Coroutine[Any, Any, CommandResult], headers: Mapping[str, str], *, asked: bool
+        self,
+        request: Request,
+        work: Coroutine[Any, Any, Any],
+        headers: Mapping[str, str],
+        *,
+        asked: bool,
+        show: Callable[[Any], Mapping[str, Any]] = result_fields,
     ) -> None:
         super().__init__(status_code=200)
         self._first = FIRST_SECONDS if asked else LATE_SECONDS
         self._request = request
         self._work = work
+        self._show = show
         self._extra_headers = headers
         self._begun = False
 
@@ -64,15 +71,15 @@ class KeepaliveResponse(Response):
             if not task.cancelled():
                 task.exception()
 
-    async def _answer(self, task: asyncio.Future[CommandResult], scope: Scope, receive: Receive, send: Send) -> None:
+    async def _answer(self, task: asyncio.Future[Any], scope: Scope, receive: Receive, send: Send) -> None:
         self._begun = True
         try:
-            response = await big_json_response(result_fields(task.result()), 200, self._extra_headers)
+            response = await big_json_response(self._show(task.result()), 200, self._extra_headers)
         except ClocheError as error:
             response = error_response(error, self._request.scope["cloche.request_id"])
         await response(scope, receive, send)
 
-    async def _drip(self, task: asyncio.Future[CommandResult], gone: asyncio.Future[None], send: Send) -> None:
+    async def _drip(self, task: asyncio.Future[Any], gone: asyncio.Future[None], send: Send) -> None:
         headers = {"content-type": "application/json", **self._extra_headers}
         raw = [(name.lower().encode(), value.encode("latin-1")) for name, value in headers.items()]
         self._begun = True
@@ -83,7 +90,7 @@ class KeepaliveResponse(Response):
         if not task.done():
             return
         try:
-            body = result_fields(task.result())
+            body = self._show(task.result())
         except ClocheError as error:
             body = self._failure(error)
         await send({"type": "http.response.body", "body": await asyncio.to_thread(dump, body), "more_body": False})

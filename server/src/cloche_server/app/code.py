@@ -11,7 +11,8 @@ from typing import Any, Final
 
 from cloche_server.app.access import Access
 from cloche_server.app.entry import Entry
-from cloche_server.app.exec import ASLEEP, HOST_GRACE, lost
+from cloche_server.app.exec import HOST_GRACE, lost
+from cloche_server.app.patience import Patience
 from cloche_server.app.template_service import start_service
 from cloche_server.core import code
 from cloche_server.core.code import (
@@ -24,7 +25,6 @@ from cloche_server.core.code import (
 )
 from cloche_server.core.command import check_env
 from cloche_server.core.errors import ClocheError
-from cloche_server.core.lifecycle import Status
 from cloche_server.core.secrets import guest_env
 from cloche_server.core.streams import ByteStream
 from cloche_server.guest.client import GuestClient
@@ -178,8 +178,11 @@ class Codes:
         """What a kernel is started with, and has from the first cell on: as a command has it."""
         defaults = entry.record.defaults
         base = {**(guest_env(entry.record.grants) if entry.record.is_read else {}), **defaults.env}
-        user = (defaults.user or "root").partition(":")[0]
-        return {"base": base, "home": defaults.cwd, "user": None if user in {"root", "0"} else user}
+        return {
+            "base": base,
+            "home": defaults.cwd,
+            "user": None if defaults.user in {"", "root", "0"} else defaults.user,
+        }
 
     async def _open(self, entry: Entry, guest: GuestClient) -> CodeLink:
         """A connection to the bridge, which is started when it is not there. Raises `code.not_available`."""
@@ -245,7 +248,7 @@ class CodeStream:
         """Sends the request and waits for its turn. Raises what keeps it from being run."""
         try:
             await self._link.send(request)
-            while isinstance(first := await self._next(SILENCE), CodeAlive):
+            while isinstance(first := await self._next(Patience(self._entry, SILENCE)), CodeAlive):
                 pass
         except ConnectionError as error:
             raise await _lost(self._entry) from error
@@ -261,15 +264,13 @@ class CodeStream:
     async def __aiter__(self) -> AsyncIterator[CodeEvent]:
         assert self._first is not None
         yield self._first
-        loop = asyncio.get_running_loop()
-        #: Seconds that the guest had for itself: what a slow client takes is not counted.
+        #: Seconds that the guest has for itself: what a slow client takes is not counted.
         left = self._wanted.timeout + HOST_GRACE + KILL_SECONDS
         try:
             while True:
-                began = loop.time()
-                event = await self._next(min(SILENCE, max(left, 1.0)))
-                if self._entry.record.status not in ASLEEP:
-                    left -= loop.time() - began
+                patience = Patience(self._entry, min(SILENCE, max(left, 1.0)))
+                event = await self._next(patience)
+                left -= patience.passed
                 if isinstance(event, CodeEnd):
                     metrics.execs.labels(f"code_{event.status}").inc()
                     metrics.exec_seconds.observe(event.duration_ms / 1000)
@@ -284,21 +285,13 @@ class CodeStream:
         except ConnectionError as error:
             raise await _lost(self._entry) from error
 
-    async def _next(self, seconds: float) -> CodeEvent:
-        """Waits on while the machine stands still. Raises `code.lost` when it says nothing for too long."""
-        while True:
-            waiting = asyncio.ensure_future(self._link.next())
-            try:
-                while not waiting.done():
-                    await asyncio.wait({waiting}, timeout=seconds)
-                    if not waiting.done() and self._entry.record.status is Status.RUNNING:
-                        raise _silent(self._entry)
-                return code.event(waiting.result())
-            finally:
-                if not waiting.done():
-                    waiting.cancel()
-                    with contextlib.suppress(asyncio.CancelledError, ConnectionError, ClocheError):
-                        await waiting
+    async def _next(self, patience: Patience) -> CodeEvent:
+        """Raises `code.lost` when a machine that runs says nothing for too long."""
+        try:
+            async with patience:
+                return code.event(await self._link.next())
+        except TimeoutError:
+            raise _silent(self._entry) from None
 
 
 async def _lost(entry: Entry) -> ClocheError:
@@ -343,6 +336,12 @@ def _refusal(found: CodeRefused) -> ClocheError:
         )
     if reason == "no_user":
         return ClocheError("exec.user_not_found", "the user of the sandbox does not exist in it")
+    if reason == "no_directory":
+        return ClocheError(
+            "exec.invalid_cwd",
+            "the directory does not exist in the sandbox, or its user may not enter it",
+            details={"field": "cwd"},
+        )
     if reason == "start_failed":
         return ClocheError("code.kernel_failed", "the kernel could not be started; the sandbox may be short of memory")
     raise code.nonsense("a refusal of what was asked for rightly")

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from cloche_server.app.access import Access
 from cloche_server.app.entry import Entry
+from cloche_server.app.patience import Patience
 from cloche_server.core.command import Command, CommandEnd, CommandResult, check_size, with_defaults
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
@@ -21,7 +22,8 @@ from cloche_server.guest.streams import ExecCall
 from cloche_server.guest.types import ExecInfo, ExecRequest
 from cloche_server.telemetry import metrics
 
-#: The host's own clock ends a command this many seconds after the guest should have.
+#: The host's own clock ends a command when its machine has run for this many seconds more than the guest should have
+#: needed to end it.
 HOST_GRACE: Final = 10.0
 #: After the link is lost: how long until the end of the VMM process must have been noticed.
 NOTICE_TIMEOUT: Final = 2.0
@@ -71,7 +73,7 @@ class Execs:
         end: CommandEnd | None = None
         with self._access.busy(entry):
             try:
-                async with asyncio.timeout(command.timeout + HOST_GRACE), guest.exec(request) as call:
+                async with Patience(entry, command.timeout + HOST_GRACE), guest.exec(request) as call:
                     async for frame in call:
                         if isinstance(frame, Output):
                             entry.traffic.out(len(frame.data))
@@ -185,7 +187,7 @@ class ExecStream:
         try:
             while True:
                 # The deadline covers waiting for the guest, never the time a slow client takes.
-                async with asyncio.timeout(self._timeout):
+                async with Patience(self._entry, self._timeout):
                     frame: Frame | None = await anext(self._call, None)
                 if frame is None:
                     return

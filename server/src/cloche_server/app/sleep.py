@@ -75,6 +75,8 @@ class SleepVerbs:
         except BaseException:
             await asyncio.shield(self._capturer.thaw(entry))
             raise
+        if entry.guest is not None:
+            entry.guest.stand_still(True)
         return await self._supervisor.move(entry, Event.PAUSE, done=True, status_reason=reason)
 
     async def resume(self, workspace: str, sandbox_id: str) -> Sandbox:
@@ -89,6 +91,7 @@ class SleepVerbs:
             raise illegal(entry.record, Event.RESUME)
         self._access.check_budget(entry)
         await entry.machine.resume()
+        entry.guest.stand_still(False)
         try:
             await entry.guest.renew(RenewRequest(time_now=True, thaw=True), timeout=10)
         except ClocheError as error:

@@ -154,7 +154,7 @@ class CodeContext:
 
 
 REASONS: Final = frozenset(
-    {"no_context", "no_language", "too_many", "busy", "start_failed", "not_waiting", "no_user", "bad"}
+    {"no_context", "no_language", "too_many", "busy", "start_failed", "not_waiting", "no_user", "no_directory", "bad"}
 )
 _STATES: Final = frozenset({"idle", "busy", "not_started"})
 

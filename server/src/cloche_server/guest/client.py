@@ -58,6 +58,12 @@ class GuestClient(FileCalls, FileToolCalls, ProcessCalls, ServiceCalls, ServiceE
         """Whether there is a link now; it may be lost the next moment."""
         return self._caller.link is not None
 
+    def stand_still(self, still: bool) -> None:
+        """The machine was stopped (true), or goes on. The silence of one that stands still ends no call that was under
+        way when it stopped, and what a call has waited then is not counted."""
+        if (link := self._caller.link) is not None:
+            link.stand_still(still)
+
     async def wait_lost(self) -> None:
         """Return when the present link ends; at once if there is none."""
         if (link := self._caller.link) is not None:

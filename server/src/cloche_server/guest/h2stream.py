@@ -27,6 +27,7 @@ class Carrier(Protocol):
     def grant(self, stream: Stream, size: int) -> None: ...
     def reset(self, stream: Stream) -> None: ...
     def suspect(self) -> None: ...
+    def more_time(self, began: float, seconds: float) -> float: ...
 
 
 def expire(waiter: asyncio.Future[None]) -> None:
@@ -50,6 +51,7 @@ class Stream:
         "_sender",
         "_taken",
         "_unpaid",
+        "began",
         "buf",
         "closed",
         "ended",
@@ -66,6 +68,7 @@ class Stream:
 
     def __init__(self, carrier: Carrier, number: int) -> None:
         self.id = number
+        self.began = carrier.loop.time()
         self.status = 0
         self.headers: Mapping[str, str] = {}
         self.buf = bytearray()  # one buffer, because a list of one-byte chunks would weigh 60 times as much
@@ -183,7 +186,7 @@ class Stream:
             try:
                 await self._timed(self._sender, idle)
             except TimeoutError:
-                if len(self._out) == before:
+                if len(self._out) == before and not self._carrier.more_time(self.began, idle or 0.0):
                     self._carrier.suspect()
                     raise LinkTimeout("took nothing of an upload", idle or 0.0) from None
             finally:
@@ -205,12 +208,19 @@ class Stream:
 
         `what` (the agent failed to do) and `of` (seconds, when these are the rest of more) word the error.
         """
-        self._reader = self._carrier.loop.create_future()
+        left = seconds
         try:
-            await self._timed(self._reader, seconds)
-        except TimeoutError:
-            self._carrier.suspect()
-            raise LinkTimeout(what, of or seconds or 0.0) from None
+            while True:
+                self._reader = self._carrier.loop.create_future()
+                try:
+                    await self._timed(self._reader, left)
+                except TimeoutError:
+                    left = self._carrier.more_time(self.began, left or 0.0)
+                    if left:
+                        continue
+                    self._carrier.suspect()
+                    raise LinkTimeout(what, of or seconds or 0.0) from None
+                return
         finally:
             self._reader = None
 

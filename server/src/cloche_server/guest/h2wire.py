@@ -65,6 +65,9 @@ class Wire(asyncio.Protocol):
         self._paused = self._flush_due = False
         self._unpaid = 0
         self._heard = time.monotonic()
+        # While the machine stands still, and since when it does or has gone on, by the clock of the loop.
+        self._is_still = False
+        self._still_since = self._moves_since = self.loop.time()
         self._guard = FrameGuard()
         self._slice = 16384
         self._backlog = memoryview(b"")
@@ -75,8 +78,26 @@ class Wire(asyncio.Protocol):
 
     def suspect(self) -> None:
         """A call has timed out. If the whole link has been silent that long, it is taken for dead."""
-        if time.monotonic() - self._heard >= _SILENCE:
+        if not self._is_still and time.monotonic() - self._heard >= _SILENCE:
             self._fail("it has been silent for too long")
+
+    def stand_still(self, still: bool) -> None:
+        """Its machine was stopped, and goes on later. Meanwhile silence means nothing."""
+        self._is_still = still
+        if still:
+            self._still_since = self.loop.time()
+        else:
+            self._moves_since = self.loop.time()
+            self._heard = time.monotonic()
+
+    def more_time(self, began: float, seconds: float) -> float:
+        """What a call is given once more, that was begun then and has waited for so long: all of it while the machine
+        stands still, and what it has not had since. A call that is made to a machine that stands still gets nothing."""
+        if began > self._still_since:
+            return 0.0
+        if self._is_still:
+            return max(seconds, 1.0)
+        return max(0.0, seconds - (self.loop.time() - self._moves_since))
 
     def _fail(self, why: str, *, polite: bool = False, last_stream: int | None = None) -> None:
         if self._lost:

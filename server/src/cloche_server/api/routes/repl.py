@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from cloche_server.api.context import SandboxId, ServicesDep, Workspace
 from cloche_server.api.docs import answers, json_body
+from cloche_server.api.keepalive import KEEPALIVE_AGENTS, KeepaliveResponse
 from cloche_server.api.present_code import repl_run, repl_session
 from cloche_server.api.respond import big_json_response, json_response, killed, read_model, while_connected
 from cloche_server.api.routes.code import BODY_BYTES, known_language, outcome
@@ -21,6 +22,8 @@ from cloche_server.api.wire_code import (
     ReplSessionBody,
 )
 from cloche_server.app.code import CodeRun
+from cloche_server.app.code_result import CodeOutcome
+from cloche_server.app.services import Services
 from cloche_server.core.code import LANGUAGES
 from cloche_server.core.command import Command
 from cloche_server.core.errors import ClocheError
@@ -85,18 +88,26 @@ async def list_sessions(sandbox_id: SandboxId, services: ServicesDep, workspace:
 async def run(
     sandbox_id: SandboxId, session_id: SessionId, request: Request, services: ServicesDep, workspace: Workspace
 ) -> Response:
-    """A timeout is 504. It interrupts the code, and the session is kept unless that did not help."""
+    """A timeout is 504. It interrupts the code, and the session is kept unless that did not help. A client that gives
+    up after half a minute without a byte is kept by white space, as with a command."""
     body = await read_model(request, ReplRunBody, BODY_BYTES)
     most = services.settings.exec_max_timeout
     wanted = CodeRun(body.code, min(body.timeout_ms / 1000, most), context_id=session_id)
-    found = await while_connected(request, outcome(services.codes.run(workspace, sandbox_id, wanted)), killed)
+    running = _in_time(services, workspace, sandbox_id, wanted)
+    if request.headers.get("user-agent", "").startswith(KEEPALIVE_AGENTS):
+        return KeepaliveResponse(request, running, {}, asked=False, show=repl_run)
+    return await big_json_response(repl_run(await while_connected(request, running, killed)))
+
+
+async def _in_time(services: Services, workspace: str, sandbox_id: str, wanted: CodeRun) -> CodeOutcome:
+    found = await outcome(services.codes.run(workspace, sandbox_id, wanted))
     if found.end.status == "timeout":
         raise ClocheError(
             "exec.timeout",
             f"cell timeout after {wanted.timeout:g} s: {found.end.detail}",
             details={"timeout_seconds": wanted.timeout, "stdout": found.stdout, "stderr": found.stderr},
         )
-    return await big_json_response(repl_run(found))
+    return found
 
 
 @router.delete(

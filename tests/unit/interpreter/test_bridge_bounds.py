@@ -1,0 +1,135 @@
+"""Cells that do to their kernel what they should not, show too much, or run as somebody else (F13, F44, F45)."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from kit.code_bridge import SOURCE, BridgeClient, bridge
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def code() -> AsyncIterator[BridgeClient]:
+    folder = Path(tempfile.mkdtemp(prefix="cb-", dir="/tmp"))
+    folder.chmod(0o711)
+    try:
+        async with bridge(folder) as client:
+            yield client
+    finally:
+        shutil.rmtree(folder)
+
+
+HARM = {
+    "closes its output": "import os\nos.close(1); os.close(2)\nprint('said')",
+    "forks and goes on in both": "import os\nprint('said', flush=True)\n_ = os.fork()",
+    "forks and waits": "import os\npid = os.fork()\nif pid == 0: os._exit(0)\nos.waitpid(pid, 0)\nprint('said')",
+    "uses other processes": "from multiprocessing import Pool\nwith Pool(2) as pool: print(pool.map(abs, [-1])[0])",
+    "leaves a thread that goes on": "import threading\nthreading.Thread(target=print, args=('said',)).start()",
+}
+
+
+@pytest.mark.parametrize("what", HARM)
+async def test_a_cell_that_harms_its_kernel_ends_and_the_next_one_works(code: BridgeClient, what: str) -> None:
+    ran = await code.run(HARM[what], timeout=20)
+    assert ran.status == "ok", ran.events
+    assert ran.stdout.split() in (["said"], ["1"])
+    for number in range(3):
+        ran = await code.run(f"print('n{number}')\n{number}", timeout=20)
+        assert (ran.stdout, ran.results) == (f"n{number}\n", [{"text/plain": str(number)}])
+    await code.ask("restart", context="python")
+
+
+async def test_what_asks_for_more_than_a_line_is_refused_as_well(code: BridgeClient) -> None:
+    ran = await code.run("import getpass\ngetpass.getpass('word? ')")
+    assert ran.error is not None
+    assert "nobody can answer" in ran.error["message"]
+    for text in ("import pdb\npdb.set_trace()\n1", "breakpoint()\n1"):
+        ran = await code.run(text, timeout=20)
+        assert ran.end["type"] == "end"
+        assert ran.status in {"error", "ok"}
+    assert (await code.run("2")).results == [{"text/plain": "2"}]
+
+
+async def test_pictures_of_other_makes_and_a_figure_that_is_only_saved(code: BridgeClient, tmp_path: Path) -> None:
+    ran = await code.run("from PIL import Image\nImage.new('RGB', (3, 2))")
+    assert base64.b64decode(ran.results[0]["image/png"])[:4] == b"\x89PNG"
+    file = tmp_path / "saved.png"
+    ran = await code.run(
+        f"import matplotlib.pyplot as plt\nf, a = plt.subplots()\n_ = a.plot([1, 2])\nf.savefig({str(file)!r})"
+    )
+    assert [one["image/png"][:5] for one in ran.results] == ["iVBOR"]
+    assert file.read_bytes()[:4] == b"\x89PNG"
+    ran = await code.run("plt.figure(); plt.plot([1]); plt.figure(); plt.plot([2])\nNone")
+    assert [one["image/png"][:5] for one in ran.results] == ["iVBOR"] * 2
+
+
+async def test_a_result_that_is_too_large_is_named_and_the_rest_of_it_is_there(code: BridgeClient) -> None:
+    text = "from IPython.display import display\n"
+    ran = await code.run(text + "display({'image/png': 'A' * 20_000_000, 'text/plain': 'large'}, raw=True)\n3")
+    large, value = [event for event in ran.events if event["type"] == "result"]
+    assert large["data"] == {"text/plain": "large"}
+    assert large["dropped"] == {"image/png": 20_000_000}
+    assert value["data"] == {"text/plain": "3"}
+
+
+async def test_a_directory_that_is_not_there_is_refused(code: BridgeClient, tmp_path: Path) -> None:
+    answer = await code.ask("create", language="python", cwd=str(tmp_path / "no"))
+    assert (answer["type"], answer["reason"]) == ("refused", "no_directory")
+    answer = await code.ask("create", language="python", cwd=str(tmp_path))
+    ran = await code.run("import os\nprint(os.getcwd())", context=answer["context"]["id"])
+    assert ran.stdout == f"{tmp_path}\n"
+    await code.ask("delete", context=answer["context"]["id"])
+    assert len((await code.ask("list"))["contexts"]) == 1
+
+
+WHO = "import os\nprint(os.getuid(), os.getgid(), os.getgroups(), os.environ['HOME'], os.environ['USER'], os.getcwd())"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+async def test_kernels_of_other_users(code: BridgeClient) -> None:
+    for language, text in (("python", WHO), ("bash", "echo $(id -u) $(id -g) [$(id -G)] $HOME $USER $PWD")):
+        await code.ask("delete", context=language)  # whose it is is decided by its first cell
+        ran = await code.run(text, language=language, user="0:7", home="/tmp")
+        assert ran.stdout.startswith("0 7 [7"), ran.events
+        assert ran.stdout.endswith(" /root root /tmp\n")
+        await code.ask("delete", context=language)
+    for unknown in ("nobody-of-this-name", "root:nobody-of-this-name", "4294967295", ""):
+        answer = await code.ask("create", language="python", user=unknown)
+        assert answer.get("reason") == ("no_user" if unknown else None), answer
+        if not unknown:
+            await code.ask("delete", context=answer["context"]["id"])
+
+
+@pytest.fixture
+def accounts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(SOURCE))
+    import accounts as module
+
+    yield module
+    sys.modules.pop("accounts", None)
+
+
+async def test_a_user_is_written_as_for_a_command(accounts: Any) -> None:
+    found = accounts.account("nobody")
+    assert (found.uid, found.gid, found.name, found.home) == (65534, 65534, "nobody", "/nonexistent")
+    assert accounts.account("65534") == found
+    assert accounts.account("nobody:7").gid == 7
+    assert accounts.account("nobody:7").groups[0] == 7
+    other = accounts.account("54321")
+    assert (other.uid, other.gid, other.groups, other.name, other.home) == (54321, 0, (0,), "54321", "/")
+    assert accounts.account("54321:7").groups == (7,)
+    assert accounts.account(None).uid == os.getuid()
+    for unknown in ("no-such-user", ":", "nobody:no-such-group", "4294967295", "99999999999", "-1"):
+        with pytest.raises(KeyError):
+            accounts.account(unknown)
