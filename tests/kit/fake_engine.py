@@ -352,6 +352,10 @@ class FakeGuest:
     def exec(self, request: Any) -> _FakeCall:
         return _FakeCall(self.world)
 
+    async def tunnel(self, *_: Any, **__: Any) -> Any:
+        await self.world.pass_by("Guest.tunnel")
+        raise ClocheError("port.closed", "nothing listens")
+
     async def mkdir(self, path: str, **_: Any) -> None:
         await self.world.pass_by("Guest.mkdir")
         self.world.left_in_guests.add((self._name, path))

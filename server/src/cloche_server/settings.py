@@ -105,11 +105,12 @@ class Settings:
     )
     disk_reserve_mb: int = _setting(2048, "Free disk that is never given to sandboxes.", low=0, high=1048576)
     pool_template: str = _setting(
-        "base",
-        "Template the pools are filled with, `<workspace>/<name>` for one that was promoted; empty switches both off.",
+        "base,code-interpreter",
+        "Templates the pools are filled with, those of them that are baked, with commas between; `<workspace>/<name>` "
+        "for one that was promoted; empty switches both off.",
     )
-    pool_launched: int = _setting(2, "Launched processes kept waiting for a restore.", low=0, high=1000)
-    pool_warm: int = _setting(2, "Restored and warmed sandboxes kept ready.", low=0, high=1000)
+    pool_launched: int = _setting(2, "Launched processes of each kept waiting for a restore.", low=0, high=1000)
+    pool_warm: int = _setting(2, "Restored and warmed sandboxes of each kept ready.", low=0, high=1000)
     pool_practice_seconds: int = _setting(
         1,
         "Quiet seconds after which the warm ones run Python once, so that its next start is quick; 0 = never.",

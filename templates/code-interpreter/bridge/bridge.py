@@ -55,7 +55,9 @@ class Bridge:
                 return {"type": "reply", "contexts": contexts.list()}
             if op == "languages":
                 return {"type": "reply", "languages": languages()}
-            if op == "delete":
+            if op == "practise":
+                await contexts.practise()
+            elif op == "delete":
                 await contexts.delete(chosen)
             elif op == "interrupt":
                 return {"type": "reply", "interrupted": await contexts.find(chosen).interrupt()}

@@ -256,16 +256,24 @@ class Kernel:
     # ------------------------------------------------------------ cells
 
     async def execute(
-        self, code: str, handler: Handler, *, extra: dict[str, Any], stdin: bool, silent: bool = False
+        self,
+        code: str,
+        handler: Handler,
+        *,
+        extra: dict[str, Any],
+        stdin: bool,
+        silent: bool = False,
+        stored: bool = True,
     ) -> dict[str, Any]:
-        """The reply, once all output of the cell has gone to `handler`. Raises `Died`."""
+        """The reply, once all output of the cell has gone to `handler`. Raises `Died`. `stored`: it is in the history,
+        and counts."""
         if self.kind == "deno":
             await self._surround(extra)
         self._begin(handler)
         assert self._reply is not None
         assert self._idle is not None
         content = {
-            "code": code, "silent": silent, "store_history": not silent, "user_expressions": {},
+            "code": code, "silent": silent, "store_history": stored and not silent, "user_expressions": {},
             "allow_stdin": stdin, "stop_on_error": False,
         }  # fmt: skip
         try:

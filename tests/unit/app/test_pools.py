@@ -116,9 +116,26 @@ async def test_another_template_empties_and_fills_anew(
     await settle(lambda: all(s.template == newer for d in host.pools._slots.values() for s in d))
     await settle(host.pools.quick_to_fill)
     assert host.pools.take(base) is None
-    host.pools.aim(None)
+    host.pools.aim()
     await settle(lambda: not host.world.alive and promised(host) == 0)
     host.pools.aim(base)
+
+
+async def test_each_of_several_templates_has_its_own(
+    host: Host, base: BakedTemplate, running: Running, tmp_path: Path
+) -> None:
+    other = template(tmp_path, "other")
+    host.pools.aim(base, other)
+    await settle(lambda: host.pools.counts() == {"launched": 4, "warm": 4})
+    slot = host.pools.take(other)
+    assert slot is not None
+    assert slot.template == other
+    await host.machines.discard(slot)
+    host.capacity.release(slot.id)
+    await settle(lambda: host.pools.quick_to_fill() and host.pools.counts()["warm"] == 4)
+    host.pools.aim(other)
+    await settle(lambda: host.pools.counts() == {"launched": 2, "warm": 2})
+    assert host.pools.take(base) is None
 
 
 @pytest.mark.parametrize("call", ["Engine.launch", "Engine.launch.connect", "Machine.restore", "Guest.renew"])
@@ -154,7 +171,7 @@ async def test_a_refill_under_way_gives_way(host: Host, base: BakedTemplate, cre
     await reached.wait()
     assert promised(host) == 1
     if who == "create":
-        host.pools.aim(None)
+        host.pools.aim()
         assert await host.pools.give_up_one()
         assert promised(host) == 0
         assert not await host.pools.give_up_one()

@@ -81,7 +81,7 @@ async def test_one_that_has_practised_is_taken_first(
 async def test_one_that_practises_gives_way_as_any_other(host: Host, filling: asyncio.Task[None]) -> None:
     reached = host.world.block["Guest.write_file"] = asyncio.Event()
     await reached.wait()
-    host.pools.aim(None)
+    host.pools.aim()
     while await host.pools.give_up_one():
         pass
     host.world.block.pop("Guest.write_file")

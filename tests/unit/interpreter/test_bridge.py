@@ -21,6 +21,19 @@ async def code(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bridge
         yield client
 
 
+async def test_practice_leaves_no_trace(code: BridgeClient) -> None:
+    """It comes first here: a kernel that somebody has used is left alone."""
+    names = "sorted(n for n in globals() if not n.startswith('__'))"
+    assert await code.ask("practise") == {"type": "reply"}
+    assert (await code.ask("list"))["contexts"][0]["cells"] == 0
+    ran = await code.run(f"before = {names}\n'_' in globals() and _, len(Out), In[-1][:6]")
+    assert ran.results == [{"text/plain": "('', 0, 'before')"}]
+    assert ran.end["execution_count"] == 1
+    count = (await code.run("get_ipython().execution_count")).results
+    assert await code.ask("practise") == {"type": "reply"}
+    assert (await code.run("get_ipython().execution_count - 1")).results == count
+
+
 async def test_state_output_and_value(code: BridgeClient) -> None:
     await code.run("x = 20")
     ran = await code.run("import os, sys\nprint('out'); print('err', file=sys.stderr); os.system('echo deep')\nx + 1")

@@ -35,8 +35,8 @@ WARM_ROUNDS = 3
 
 
 class Pools:
-    """`template` is what the pools hold; None empties them. `practise_after`: the pools have been full, and nobody has
-    come, for so many seconds before a warm machine practises; 0 is never."""
+    """`templates` are what the pools hold, so many of each; without any they are emptied. `practise_after`: the pools
+    have been full, and nobody has come, for so many seconds before a warm machine practises; 0 is never."""
 
     def __init__(
         self, machines: Machines, capacity: Capacity, *, launched: int, warm: int, practise_after: float = 0
@@ -46,7 +46,7 @@ class Pools:
         self._capacity = capacity
         self._sizes = {BootMode.LAUNCHED: launched, BootMode.WARM: warm}
         self._slots: dict[BootMode, deque[Slot]] = {BootMode.LAUNCHED: deque(), BootMode.WARM: deque()}
-        self._template: BakedTemplate | None = None
+        self._templates: tuple[BakedTemplate, ...] = ()
         self._changed = asyncio.Event()
         self._taken_at = self._filled_at = float("-inf")
         #: The machine that is being made now, promised but in no pool yet.
@@ -55,14 +55,14 @@ class Pools:
         #: The warm machine that practises now; it may be taken all the same.
         self._practising: tuple[Slot, asyncio.Task[None]] | None = None
 
-    def aim(self, template: BakedTemplate | None) -> None:
-        """Sets what the pools hold from now on."""
-        self._template = template
+    def aim(self, *templates: BakedTemplate) -> None:
+        """Sets what the pools hold from now on; the first is filled first."""
+        self._templates = templates
         self._changed.set()
 
     @property
-    def template(self) -> BakedTemplate | None:
-        return self._template
+    def templates(self) -> tuple[BakedTemplate, ...]:
+        return self._templates
 
     def counts(self) -> dict[str, int]:
         return {kind.value: len(slots) for kind, slots in self._slots.items()}
@@ -118,26 +118,26 @@ class Pools:
 
     def quick_to_fill(self) -> bool:
         """Whether both pools are full (or none is wanted)."""
-        return self._template is None or all(len(self._slots[k]) >= n for k, n in self._sizes.items())
+        return self._missing() is None
 
     async def run(self) -> None:
         """Refills for ever; cancel it to stop, then call `drain`."""
         pause = BACKOFF[0]
         while True:
             self._changed.clear()
-            kind = None
+            missing = None
             try:
                 await self._clear_stale()
                 await self._settle()
-                kind = self._missing()
-                filled = kind is None or await self._fill_one(kind)
+                missing = self._missing()
+                filled = missing is None or await self._fill_one(*missing)
             except ClocheError as error:
                 _log.warning("pool.refill_failed", code=error.code, error=error.message)
                 filled = False
             except Exception as error:  # noqa: BLE001 - without pools creates are slower, and all goes on
                 _log.error("pool.refill_failed", error=repr(error))
                 filled = False
-            if kind is None and filled:
+            if missing is None and filled:
                 if not await self._practise_one():
                     await self._wait(5.0)  # a pooled machine may have died without a word
             elif filled:
@@ -188,27 +188,26 @@ class Pools:
         except TimeoutError:
             pass
 
-    def _missing(self) -> BootMode | None:
-        if self._template is None:
-            return None
-        for kind in (BootMode.WARM, BootMode.LAUNCHED):
-            if len(self._slots[kind]) < self._sizes[kind]:
-                return kind
+    def _missing(self) -> tuple[BootMode, BakedTemplate] | None:
+        for template in self._templates:
+            for kind in (BootMode.WARM, BootMode.LAUNCHED):
+                if sum(slot.template.id == template.id for slot in self._slots[kind]) < self._sizes[kind]:
+                    return kind, template
         return None
 
     async def _clear_stale(self) -> None:
-        wanted = self._template.id if self._template else None
+        wanted = {template.id for template in self._templates}
         for slots in self._slots.values():
-            for slot in [s for s in slots if s.machine.ended or s.template.id != wanted]:
+            for slot in [s for s in slots if s.machine.ended or s.template.id not in wanted]:
                 slots.remove(slot)
                 if slot.machine.ended:
                     _log.warning("pool.machine_died", machine=slot.id)
                 await self._discard(slot)
         self._gauge()
 
-    async def _fill_one(self, kind: BootMode) -> bool:
+    async def _fill_one(self, kind: BootMode, template: BakedTemplate) -> bool:
         """`_fill` as a task that `give_up_one` may end; that counts as no room."""
-        self._filling = asyncio.ensure_future(self._fill(kind))
+        self._filling = asyncio.ensure_future(self._fill(kind, template))
         try:
             await asyncio.wait({self._filling})
         except asyncio.CancelledError:
@@ -219,10 +218,8 @@ class Pools:
             filling, self._filling, self._filling_id = self._filling, None, ""
         return not filling.cancelled() and filling.result()
 
-    async def _fill(self, kind: BootMode) -> bool:
+    async def _fill(self, kind: BootMode, template: BakedTemplate) -> bool:
         """One more machine; False when there is no room for it."""
-        template = self._template
-        assert template is not None
         machine_id = self._machines.new_id()
         resources = Resources(template.shape.cpus, template.shape.memory_mb, template.disk_mb)
         if self._capacity.try_promise(machine_id, resources) is not None:
@@ -262,7 +259,7 @@ class Pools:
 
     async def drain(self) -> None:
         """Ends every pooled machine: without a server they are of no use to anybody."""
-        self._template = None
+        self._templates = ()
         for slots in self._slots.values():
             while slots:
                 try:

@@ -61,8 +61,7 @@ class TemplateKeeper:
             return  # nobody knows what these lie over
         used = {record.template_id for record in await self._store.living()}
         used |= self._snapshots.ids_of_templates()
-        if self._pools.template is not None:
-            used.add(self._pools.template.id)
+        used |= {template.id for template in self._pools.templates}
         unused = {meta.template.id: meta for meta in self._superseded() if meta.template.id not in used}
         for template_id in unused.keys() & self._unused:
             if await self.remove(unused[template_id]):

@@ -14,7 +14,7 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import Shape
 from cloche_server.host.clock import Clock
 from cloche_server.settings import Settings
-from cloche_server.storage.templates import TemplateCatalog
+from cloche_server.storage.templates import TemplateCatalog, TemplateMeta
 from cloche_server.store.sandboxes import SandboxStore
 from cloche_server.store.tokens import IdempotencyStore
 from cloche_server.telemetry import log
@@ -51,7 +51,7 @@ class Upkeep:
         self._journal = journal
         self._clock = clock
         self._keeper = keeper
-        self._told: str | None = None
+        self._told: dict[str, str] = {}
         #: What else is done whenever old records are forgotten.
         self.chores: list[Callable[[], Awaitable[None]]] = []
 
@@ -80,25 +80,31 @@ class Upkeep:
         await asyncio.to_thread(self._catalog.sweep)
 
     async def _aim(self) -> None:
-        """Another process may have baked a newer template, or removed or damaged the present one."""
-        name = self._settings.pool_template
-        meta = None
-        resolved, promoted = pool_target(self._catalog, name, self._fingerprint) if name else (None, None)
-        if promoted is not None:
-            meta = promoted
-        elif resolved is not None:
-            meta = self._catalog.find(resolved, usual_shape(self._catalog, resolved, self._shape), self._fingerprint)
-        if meta is not None:
-            try:
-                await asyncio.to_thread(self._catalog.check, meta)
-            except ClocheError as error:
-                if self._told != error.message:
-                    _log.error("pool.template_unusable", error=error.message)
-                self._told = error.message
-                meta = None
-        template = meta.template if meta else None
-        if template != self._pools.template:
-            self._pools.aim(template)
+        """Another process may have baked a newer template, or removed or damaged a present one."""
+        found = []
+        for name in filter(None, (part.strip() for part in self._settings.pool_template.split(","))):
+            meta = self._ready(name)
+            if meta is not None and await self._usable(name, meta):
+                found.append(meta.template)
+        if tuple(found) != self._pools.templates:
+            self._pools.aim(*found)
+
+    def _ready(self, name: str) -> TemplateMeta | None:
+        """None: nobody has baked it."""
+        resolved, promoted = pool_target(self._catalog, name, self._fingerprint)
+        if promoted is not None or resolved is None:
+            return promoted
+        return self._catalog.find(resolved, usual_shape(self._catalog, resolved, self._shape), self._fingerprint)
+
+    async def _usable(self, name: str, meta: TemplateMeta) -> bool:
+        try:
+            await asyncio.to_thread(self._catalog.check, meta)
+        except ClocheError as error:
+            if self._told.get(name) != error.message:
+                _log.error("pool.template_unusable", error=error.message)
+            self._told[name] = error.message
+            return False
+        return True
 
     async def _prune(self) -> None:
         now = self._clock.now()
