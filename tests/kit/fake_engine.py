@@ -27,6 +27,7 @@ from cloche_server.core.ports import (
 )
 from cloche_server.core.probes import Probe
 from cloche_server.core.records import Isolation, ProcessRef, Shape
+from cloche_server.guest.types import RenewResult
 from cloche_server.host.pages import PAGE, Pages
 from cloche_server.storage.layers import read_header
 
@@ -57,6 +58,8 @@ class World:
     renewals: list[tuple[str, Any]] = field(default_factory=list)
     #: Machines whose commands are frozen.
     frozen: set[str] = field(default_factory=set)
+    #: Machines whose commands have gone on before their renewal.
+    thawed_early: set[str] = field(default_factory=set)
     #: Machines of which the link knows that they stand still.
     still: set[str] = field(default_factory=set)
     #: Files and directories that were made in guests and not deleted: machine, path.
@@ -316,14 +319,18 @@ class FakeGuest:
         self.world.open_guests.add(self._name)
         return 1
 
-    async def renew(self, request: Any, *, timeout: float = 30.0) -> None:
+    async def renew(self, request: Any, *, timeout: float = 30.0) -> RenewResult:
         await self.world.pass_by("Guest.renew")
         machine = self.world.alive.get(self._name)
         if machine is None:
             raise ClocheError("sandbox.unreachable", "The agent in the sandbox cannot be reached.")
         self.world.renewals.append((self._name, request))
+        steps: dict[str, float] = {"entropy": 0.1}
         if getattr(request, "thaw", False):
             self.world.frozen.discard(self._name)
+            if self._name in self.world.thawed_early:
+                steps["thawed_early"] = 0.0
+        return RenewResult(steps, None)
 
     def stand_still(self, still: bool) -> None:
         (self.world.still.add if still else self.world.still.discard)(self._name)

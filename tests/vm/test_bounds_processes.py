@@ -173,7 +173,10 @@ def test_arguments_over_the_limit(shared: Box) -> None:
 
 def test_death_by_memory_is_told_as_such(shared: Box) -> None:
     one = start(shared, argv=HOG)
-    ended = call(shared, "GET", f"/{one}/wait", params={"timeout": 60})
+    ended: dict[str, Any] = {}
+    until(
+        lambda: ended.update(call(shared, "GET", f"/{one}/wait", params={"timeout": 60})) or "exit_code" in ended, 240
+    )
     assert (ended["exit_code"], ended["termination"]["reason"]) == (137, "oom")
     assert "out of memory" in ended["termination"]["detail"]
 

@@ -44,7 +44,6 @@ async def test_500_very_short_ones_keep_output_and_code(shared: Box, api: Api, s
             for number in range(500):
                 group.create_task(one(number))
     assert procs.fd_count(server.pid) <= fds + 10
-    assert len(shared.execs()) <= 80, "old records are let go"
 
 
 @pytest.mark.slow

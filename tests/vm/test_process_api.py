@@ -153,7 +153,9 @@ def test_what_a_fork_has_and_a_stop_takes_away(procs: Procs) -> None:
     twin.box.delete()
     procs.api.call("POST", f"{procs.root}/stop", json={"force": True})
     procs.api.call("POST", f"{procs.root}/start")
-    assert procs.all() == {screen: "lost"}
+    found = procs.all()
+    assert found[screen] == "lost"
+    assert pipe not in found
     assert procs.call("GET", screen)["status"] == "lost"
     refused = procs.api.request("POST", f"{procs.root}/processes/{screen}/signal", json={"signal": "TERM"})
     assert (refused.status_code, refused.json()["code"]) == (409, "process.lost")

@@ -88,7 +88,8 @@ def test_a_program_that_fills_the_screen(screen: Tmux, shared: Box, tmp_path: Pa
 def test_coming_back(screen: Tmux, shared: Box, tmp_path: Path) -> None:
     """Whoever is cut off is told how to come back, finds the same shell, and sees what it has shown meanwhile."""
     enter(screen, shared.id)
-    screen.type("clear; kept=value-$((6*7)); sleep 2; echo meanwhile-$kept")
+    screen.type("clear; kept=value-$((6*7)); echo begun; sleep 2; echo meanwhile-$kept")
+    screen.until("begun")  # what was typed has arrived
     client = until(lambda: [p for p in _clients(shared.id) if p.alive()])[0]
     os.kill(client.pid, signal.SIGTERM)
     leave(screen, tmp_path, 143)

@@ -117,14 +117,14 @@ func TestRecordsExpire(t *testing.T) {
 	a := start(t)
 	first := nextID()
 	a.run(fields{"id": first, "detach": true, "shell": "echo x"})
-	for range 64 {
+	for range 512 {
 		a.run(fields{"detach": true, "argv": []string{"true"}})
 	}
 	var list struct {
 		Execs []proc.Info `json:"execs"`
 	}
 	a.call("GET", "/v1/exec", nil, &list)
-	if len(list.Execs) != 64 {
+	if len(list.Execs) != 512 {
 		t.Errorf("%d records", len(list.Execs))
 	}
 	if _, e := a.call("GET", "/v1/exec/"+first, nil, nil); e == nil || e.Status != 404 {

@@ -70,7 +70,7 @@ func (m *Machine) Freeze(ctx context.Context, r *Freeze) (*Frozen, error) {
 		return nil, err
 	}
 	f := &frozen{}
-	m.frozen = f
+	m.frozen, m.expired = f, false
 	if r.Disk && m.Real {
 		if err := out.Steps.do("disk", f.freezeDisk); err != nil {
 			_ = m.thaw(false)
@@ -91,6 +91,7 @@ func (m *Machine) expire(f *frozen) {
 	m.freezing.Lock()
 	defer m.freezing.Unlock()
 	if m.frozen == f {
+		m.expired = true
 		_ = m.thaw(false)
 	}
 }

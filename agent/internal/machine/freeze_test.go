@@ -77,6 +77,12 @@ func TestFreezeAndThaw(t *testing.T) {
 	for deadline := time.Now().Add(10 * time.Second); len(c.said()) < 4 && time.Now().Before(deadline); {
 		time.Sleep(time.Millisecond)
 	}
+	for i := range 2 {
+		r, err := m.Renew(&Renew{Thaw: true})
+		if _, early := r.Steps["thawed_early"]; err != nil || early != (i == 0) {
+			t.Errorf("it has ended by itself, and is asked for the %d. time: %+v %v", i+1, r, err)
+		}
+	}
 	_ = m.Thaw(true)
 	if want := []string{"freeze", "keep", "freeze", "cancel"}; !reflect.DeepEqual(c.said(), want) {
 		t.Errorf("got %v", c.said())

@@ -32,6 +32,7 @@ type Machine struct {
 
 	freezing sync.Mutex // held while the state changes, and through a renewal
 	frozen   *frozen    // nil: the machine is not frozen
+	expired  bool       // the last freeze has ended by its time limit
 }
 
 // Info is the answer of GET /v1/info.

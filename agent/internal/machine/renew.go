@@ -97,6 +97,12 @@ func (m *Machine) Renew(r *Renew) (*Renewed, error) {
 			return nil, err
 		}
 	}
+	if r.Thaw && m.expired {
+		// In a copy that means: its commands have run with the random numbers
+		// that all copies have.
+		out.Steps["thawed_early"] = 0
+		m.expired = false
+	}
 	if r.Thaw {
 		if err := out.Steps.do("thaw", func() error { return m.thaw(true) }); err != nil {
 			return nil, err

@@ -13,6 +13,7 @@ from cloche_server.app.fork import Forked, ForkRequest
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.records import BootMode, ExecDefaults, Sandbox
+from cloche_server.guest.types import RenewResult
 from cloche_server.storage.layers import Layers
 from kit.fake_engine import FakeGuest, FakeMachine, Gate, settle
 
@@ -119,10 +120,10 @@ async def test_nothing_runs_in_a_copy_before_it_is_renewed(host: Host, monkeypat
         frozen_at_capture.append(machine.id in host.world.frozen)
         return await capture(machine, **options)
 
-    async def renewed(guest: FakeGuest, request: Any, *, timeout: float = 30.0) -> None:
+    async def renewed(guest: FakeGuest, request: Any, *, timeout: float = 30.0) -> RenewResult:
         if request.thaw:
             frozen_at_renewal.append(guest._name in host.world.frozen)
-        await renew(guest, request, timeout=timeout)
+        return await renew(guest, request, timeout=timeout)
 
     monkeypatch.setattr(FakeMachine, "capture", captured)
     monkeypatch.setattr(FakeGuest, "renew", renewed)
@@ -130,6 +131,25 @@ async def test_nothing_runs_in_a_copy_before_it_is_renewed(host: Host, monkeypat
         await fork(host, await sandbox_in(host, state), 2)
     assert frozen_at_capture == [True, True]
     assert frozen_at_renewal == [True] * 4
+
+
+async def test_a_copy_that_went_on_before_it_was_renewed_is_ended(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its programs have drawn the random numbers that all copies have."""
+    parent = await sandbox_in(host, "running")
+    alive = set(host.world.alive)
+    renew = FakeGuest.renew
+
+    async def renewed(guest: FakeGuest, request: Any, *, timeout: float = 30.0) -> RenewResult:
+        if guest._name not in alive:
+            host.world.thawed_early.add(guest._name)
+        return await renew(guest, request, timeout=timeout)
+
+    monkeypatch.setattr(FakeGuest, "renew", renewed)
+    with pytest.raises(ClocheError, match="random numbers") as told:
+        await fork(host, parent)
+    assert (told.value.code, told.value.retry_after) == ("sandbox.boot_failed", 5.0)
+    assert set(host.world.alive) == alive
+    await end(host)
 
 
 # ------------------------------------------------------------------ faults

@@ -222,8 +222,8 @@ class Machines:
     ) -> None:
         """Gives a restored machine its own clock, random numbers and, unless it is the one it was, `names`, before any
         user code. `booted`: it comes from its own disk, where its machine-id is. `thaw`: it was captured with its
-        commands frozen, and they go on afterwards."""
-        await slot.guest.renew(
+        commands frozen, and they go on afterwards. Raises `sandbox.boot_failed` when they have gone on before."""
+        result = await slot.guest.renew(
             RenewRequest(
                 entropy=random_bytes(ENTROPY_BYTES),
                 time_now=True,
@@ -236,6 +236,13 @@ class Machines:
             ),
             timeout=FIRST_ANSWER_TIMEOUT,
         )
+        if names and "thawed_early" in result.steps:
+            raise ClocheError(
+                "sandbox.boot_failed",
+                f"the copy {slot.id} was not ready in time: its programs have run with the random numbers of the "
+                "original, so it was ended; try again when this host has less to do",
+                retry_after=5.0,
+            )
         slot.renewed = True
 
     async def greet(self, slot: Slot, ca_pem: str | None = None) -> None:
