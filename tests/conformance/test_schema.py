@@ -24,7 +24,7 @@ from kit.client import Api, Box
 
 #: A fixed seed finds the same again; the other half of the run looks elsewhere each time.
 SEEDS = (20261129, int(os.environ.get("CLOCHE_TEST_SEED") or secrets.randbelow(2**32)))
-EXAMPLES = 5
+EXAMPLES = 4
 #: Snapshots and webhooks that no generated request may delete.
 KEPT: set[str] = set()
 
@@ -141,6 +141,7 @@ def _try(strategy: Any, api: Api, number: int, examples: int) -> None:
     run()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", SEEDS, ids=["same", "other"])
 @pytest.mark.parametrize(("name", "varied"), OPERATIONS, ids=[name for name, _ in OPERATIONS])
 def test_operation(fuzzed: Any, api: Api, name: str, varied: bool, number: int) -> None:

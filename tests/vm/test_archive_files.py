@@ -19,6 +19,8 @@ from kit.server import Server
 from kit.small_disk import MIB, Filler, small_server
 from kit.until import until
 
+pytestmark = pytest.mark.slow
+
 
 def prepared(api: Api) -> tuple[str, str]:
     """A snapshot of a sandbox that is gone, over two layers, and a command that runs in it."""

@@ -24,8 +24,13 @@ from kit.data import CHECKOUT
 from kit.server import Server, environment
 from kit.until import until
 
+pytestmark = pytest.mark.slow
+
 TEMPLATE = "code-interpreter"
 CHART = "application/vnd.cloche.chart+json"
+#: Side by side, and in one cell.
+CONTEXTS = 8
+PLOTS = 12
 
 
 @pytest.fixture(scope="module")
@@ -123,10 +128,12 @@ def test_bundles_of_other_kinds(box: Box) -> None:
     assert value(box, fonts) == "('DejaVu Sans', 'Book')"
 
 
-def test_thirty_plots_in_one_cell(box: Box) -> None:
-    code = "for i in range(30):\n    plt.figure(figsize=(1, 1)); plt.plot([0, i]); plt.title(str(i)); plt.show()"
+def test_many_plots_in_one_cell(box: Box) -> None:
+    code = f"for i in range({PLOTS}):\n    plt.figure(figsize=(1, 1)); plt.plot([0, i]); plt.title(str(i)); plt.show()"
     charts = [one["data"][CHART]["charts"][0] for one in run(box, code, timeout_seconds=120)["results"]]
-    assert [(one["title"], one["elements"][0]["points"][1]) for one in charts] == [(str(i), [1, i]) for i in range(30)]
+    assert [(one["title"], one["elements"][0]["points"][1]) for one in charts] == [
+        (str(i), [1, i]) for i in range(PLOTS)
+    ]
 
 
 def test_other_languages(box: Box) -> None:
@@ -193,19 +200,15 @@ def test_input_is_refused_at_once_or_answered(box: Box) -> None:
     assert refused.value.code == "code.not_waiting"
 
 
-def test_twenty_contexts_are_apart_and_run_side_by_side(box: Box) -> None:
+def test_many_contexts_are_apart_and_run_side_by_side(box: Box) -> None:
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
-        made = list(pool.map(lambda _: context(box), range(20)))
-    with concurrent.futures.ThreadPoolExecutor(20) as pool:
+        made = list(pool.map(lambda _: context(box), range(CONTEXTS)))
+    with concurrent.futures.ThreadPoolExecutor(CONTEXTS) as pool:
         code = "import random\nme = {}\n(me, x if 'x' in globals() else None, random.random())"
-        told = list(pool.map(lambda n: value(box, code.format(n), context=made[n]), range(20)))
-        assert [text.startswith(f"({n}, None, ") for n, text in enumerate(told)] == [True] * 20
-        assert len({text.split()[-1] for text in told}) == 20
-        assert list(pool.map(lambda one: value(box, "me", context=one), made)) == [str(n) for n in range(20)]
-    with pytest.raises(ApiError) as refused:
-        while True:
-            made.append(context(box))
-    assert (refused.value.status, refused.value.code) == (429, "code.too_many_contexts")
+        told = list(pool.map(lambda n: value(box, code.format(n), context=made[n]), range(CONTEXTS)))
+        assert [text.startswith(f"({n}, None, ") for n, text in enumerate(told)] == [True] * CONTEXTS
+        assert len({text.split()[-1] for text in told}) == CONTEXTS
+        assert list(pool.map(lambda one: value(box, "me", context=one), made)) == [str(n) for n in range(CONTEXTS)]
     for one in made:
         box.api.call("DELETE", f"{box.path}/code/contexts/{one}")
     with pytest.raises(ApiError) as gone:

@@ -16,8 +16,11 @@ import pytest
 from kit import faults, layers, truth
 from kit.client import Api, ApiError, Box
 from kit.lineage import skew
+from kit.schedule import some
 from kit.server import Server
 from kit.until import until
+
+pytestmark = pytest.mark.slow
 
 #: Within this many seconds after its start the next server must have everything in order.
 IN_ORDER = 20.0
@@ -146,7 +149,7 @@ def subject(killable: Server, subjects: list[Subject], request: pytest.FixtureRe
 # ---------------------------------------------------------------- the server is killed
 
 
-@pytest.mark.parametrize("moment", FORK)
+@pytest.mark.parametrize("moment", some(FORK))
 def test_kill_in_a_fork(subject: Subject, moment: str) -> None:
     subject.dies(moment, lambda box: box.fork())
     assert subject.box.info["status"] == "running"
@@ -159,7 +162,7 @@ def test_kill_in_a_fork(subject: Subject, moment: str) -> None:
     truth.check(subject.server)
 
 
-@pytest.mark.parametrize("moment", SNAPSHOT)
+@pytest.mark.parametrize("moment", some(SNAPSHOT))
 def test_kill_in_a_snapshot(subject: Subject, moment: str) -> None:
     subject.dies(moment, lambda box: box.snapshot())
     subject.whole()
@@ -188,7 +191,7 @@ def test_kill_while_a_snapshot_is_deleted(subject: Subject, moment: str) -> None
     subject.whole()
 
 
-@pytest.mark.parametrize("moment", HIBERNATE)
+@pytest.mark.parametrize("moment", some(HIBERNATE))
 def test_kill_in_a_hibernation(subject: Subject, moment: str) -> None:
     subject.dies(moment, lambda box: box.hibernate())
     saved = moment.startswith("QemuMachine.kill") or moment.endswith("update:after:2")
@@ -198,7 +201,7 @@ def test_kill_in_a_hibernation(subject: Subject, moment: str) -> None:
     truth.check(subject.server)
 
 
-@pytest.mark.parametrize("moment", WAKE)
+@pytest.mark.parametrize("moment", some(WAKE))
 def test_kill_in_a_wake(subject: Subject, moment: str) -> None:
     """It is still asleep, or awake; never is a memory gone on from twice."""
     subject.box.hibernate()
@@ -210,7 +213,7 @@ def test_kill_in_a_wake(subject: Subject, moment: str) -> None:
     truth.check(subject.server)
 
 
-@pytest.mark.parametrize("moment", RESTORE)
+@pytest.mark.parametrize("moment", some(RESTORE))
 def test_kill_in_a_restore(subject: Subject, moment: str) -> None:
     """It was not begun, or is over, or the sandbox has failed and can be taken back once more."""
     snapshot = subject.box.snapshot()
@@ -229,7 +232,7 @@ def test_kill_in_a_restore(subject: Subject, moment: str) -> None:
     truth.check(subject.server)
 
 
-@pytest.mark.parametrize(("verb", "moment", "status"), PAUSE)
+@pytest.mark.parametrize(("verb", "moment", "status"), some(PAUSE))
 def test_kill_in_a_pause_and_in_a_resume(subject: Subject, verb: str, moment: str, status: str) -> None:
     """What is told is so: a paused one counts no further, and a running one does."""
     if verb == "resume":
@@ -277,7 +280,7 @@ MACHINE = [
 ]
 
 
-@pytest.mark.parametrize(("verb", "moment", "parent"), MACHINE)
+@pytest.mark.parametrize(("verb", "moment", "parent"), some(MACHINE))
 def test_a_machine_dies(killable: Server, verb: str, moment: str, parent: bool) -> None:
     """A reason for the caller, a true state, and nothing that is left."""
     if not killable.running:

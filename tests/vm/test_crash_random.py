@@ -16,7 +16,7 @@ from kit.server import Server
 from kit.until import until
 
 SEED = int(os.environ.get("CRASH_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
-SECONDS = float(os.environ.get("CRASH_SECONDS", "45"))
+SECONDS = float(os.environ.get("CRASH_SECONDS", "30"))
 MOST = 6
 
 

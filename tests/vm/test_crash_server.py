@@ -13,6 +13,7 @@ import pytest
 
 from kit import faults, procs, truth
 from kit.client import Api, ApiError, Box
+from kit.schedule import some
 from kit.server import Server
 from kit.until import Watch, until
 
@@ -109,7 +110,7 @@ def _in_order(server: Server) -> None:
 # ---------------------------------------------------------------- create
 
 
-@pytest.mark.parametrize("moment", CREATE_EMPTY)
+@pytest.mark.parametrize("moment", some(CREATE_EMPTY))
 def test_kill_in_a_create_with_empty_pools(killable: Server, moment: str) -> None:
     before = {item["id"] for item in killable.api.list()}
     _dies(killable, moment, lambda: killable.api.create(metadata={"moment": moment}))
@@ -117,7 +118,7 @@ def test_kill_in_a_create_with_empty_pools(killable: Server, moment: str) -> Non
     _made_or_not(killable, before, moment, made_from="SandboxStore.update:after")
 
 
-@pytest.mark.parametrize("moment", CREATE_POOLED)
+@pytest.mark.parametrize("moment", some(CREATE_POOLED))
 def test_kill_in_a_create_from_a_pool(pooled: Server, moment: str) -> None:
     until(lambda: _full(pooled), 60)
     before = {item["id"] for item in pooled.api.list()}
@@ -166,7 +167,7 @@ def test_a_key_whose_create_was_killed_after_it_ran_makes_no_second_sandbox(kill
 # ---------------------------------------------------------------- delete and change
 
 
-@pytest.mark.parametrize("moment", DELETE)
+@pytest.mark.parametrize("moment", some(DELETE))
 def test_kill_in_a_delete(killable: Server, moment: str) -> None:
     box = killable.api.create()
     _dies(killable, moment, box.delete)
@@ -192,7 +193,7 @@ def test_kill_in_a_change_of_the_ttl(killable: Server, moment: str) -> None:
 # ---------------------------------------------------------------- pools and bakes
 
 
-@pytest.mark.parametrize("moment", REFILL)
+@pytest.mark.parametrize("moment", some(REFILL))
 def test_kill_in_a_refill(pooled: Server, moment: str) -> None:
     pooled.terminate()
     faults.arm(pooled, moment)

@@ -15,6 +15,7 @@ import pytest
 
 from kit import data as test_data
 from kit import truth
+from kit.schedule import some
 from kit.server import Server
 from kit.until import Watch, until
 
@@ -156,19 +157,21 @@ def damaged(baked: Path) -> Iterator[Server]:
 
 @pytest.mark.parametrize(
     ("name", "damage"),
-    [
-        ("mem", _truncate),
-        ("mem", _flip),
-        ("mem", Path.unlink),
-        ("dev", _truncate),
-        ("dev", _flip),
-        ("dev", Path.unlink),
-        ("disk.qcow2", Path.unlink),
-        ("disk.qcow2", _flip),
-        ("overlay.qcow2", _truncate),
-        ("overlay.qcow2", _flip),
-        ("overlay.qcow2", Path.unlink),
-    ],
+    some(
+        [
+            ("mem", _truncate),
+            ("mem", _flip),
+            ("mem", Path.unlink),
+            ("dev", _truncate),
+            ("dev", _flip),
+            ("dev", Path.unlink),
+            ("disk.qcow2", Path.unlink),
+            ("disk.qcow2", _flip),
+            ("overlay.qcow2", _truncate),
+            ("overlay.qcow2", _flip),
+            ("overlay.qcow2", Path.unlink),
+        ]
+    ),
 )
 def test_a_damaged_template(damaged: Server, name: str, damage: Callable[[Path], None]) -> None:
     """Found before anything is made of it; told; healed by the right file. What runs goes on."""

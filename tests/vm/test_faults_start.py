@@ -13,6 +13,8 @@ import pytest
 from kit import truth
 from kit.server import COMMAND, Server, environment
 
+pytestmark = pytest.mark.slow
+
 
 def serve(server: Server, *flags: str) -> str:
     """What a `serve` that must fail says: one sentence, exit code 1, soon."""

@@ -20,6 +20,8 @@ from kit.client import Api, ApiError
 from kit.server import Server
 from kit.until import until
 
+pytestmark = pytest.mark.slow
+
 #: A data directory in which `cloche-server template bake polyglot --memory-mb 512` was run.
 POLYGLOT = os.environ.get("CLOCHE_TEST_POLYGLOT")
 

@@ -24,7 +24,7 @@ from kit.server import Server
 from kit.until import until
 
 SEED = int(os.environ.get("RANDOM_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
-SECONDS = float(os.environ.get("RANDOM_SECONDS", "45"))
+SECONDS = float(os.environ.get("RANDOM_SECONDS", "30"))
 MOST = 5
 MOST_SNAPSHOTS = 4
 
