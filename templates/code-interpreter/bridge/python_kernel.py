@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import array
 import asyncio
+import codecs
 import contextlib
 import contextvars
 import fcntl
 import os
+import select
 import sys
 import termios
 import threading
@@ -16,6 +18,7 @@ import warnings
 from typing import Any
 
 import zmq
+from ipykernel.iostream import OutStream
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from IPython.core.error import StdinNotImplementedError
@@ -27,7 +30,7 @@ CHART = "application/vnd.cloche.chart+json"
 NO_INPUT = (
     "the code asks for input, and nobody can answer: put the value into the code, or run it with `input` switched on"
 )
-#: What a program has written to a pipe is read by a thread of ipykernel; it is waited for at most so long (seconds).
+#: What a program has written to a pipe is read by a thread; it is waited for at most so long (seconds).
 DRAIN = 1.0
 
 
@@ -134,6 +137,7 @@ def run(connection: str) -> None:
     config.InteractiveShell.colors = "NoColor"
     config.HistoryManager.enabled = False
     config.Completer.use_jedi = False
+    OutStream._watch_pipe_fd = watch_pipe
     app = App.instance(connection_file=connection, kernel_class=Kernel, config=config, log_level=50)
     app.initialize([])
     shell = app.kernel.shell
@@ -233,24 +237,47 @@ def run_anywhere(main: Any, **options: Any) -> Any:
     return result[0]
 
 
+def watch_pipe(self: Any) -> None:
+    """In a thread: what programs have written to the file descriptor of a stream, in place of the method of ipykernel.
+    `moving` is held from before something leaves the pipe until it is in the stream, so that `drain` misses nothing
+    between the two. Characters are not cut."""
+    if self._fid is None:
+        return
+    self.moving = threading.Lock()
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    poll = select.poll()
+    poll.register(self._fid, select.POLLIN)
+    try:
+        while self._should_watch:
+            poll.poll()
+            with self.moving:
+                data = os.read(self._fid, 65536)
+                if not data or not self._should_watch:
+                    return
+                self.write(decoder.decode(data))
+                os.write(self._original_stdstream_copy, data)
+    except Exception:
+        self._exc = sys.exc_info()
+
+
 def drain(stream: Any) -> None:
     """Waits until what programs have written to the file descriptor has been read and sent on."""
-    fid = getattr(stream, "_fid", None)
-    if fid is None:
+    moving = getattr(stream, "moving", None)
+    if moving is None:
         return
     waiting = array.array("i", [0])
     until = time.monotonic() + DRAIN
-    busy = False
-    while time.monotonic() < until:
+    while (left := until - time.monotonic()) > 0:
+        if not moving.acquire(timeout=left):
+            break
         try:
-            fcntl.ioctl(fid, termios.FIONREAD, waiting)
-        except OSError:
+            fcntl.ioctl(stream._fid, termios.FIONREAD, waiting)
+        except (OSError, TypeError):
             return
+        finally:
+            moving.release()
         if not waiting[0]:
             break
-        busy = True
         time.sleep(0.002)
-    if busy:
-        time.sleep(0.005)
     with contextlib.suppress(ValueError):
         stream.flush()

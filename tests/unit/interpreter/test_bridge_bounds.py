@@ -50,6 +50,13 @@ async def test_a_cell_that_harms_its_kernel_ends_and_the_next_one_works(code: Br
     await code.ask("restart", context="python")
 
 
+async def test_what_programs_write_is_in_their_own_cell_and_whole(code: BridgeClient) -> None:
+    for number in range(20):
+        assert (await code.run(f"!echo n{number}")).stdout == f"n{number}\n"
+    ran = await code.run(r"import os; _ = os.system(r'printf \\303; sleep 0.1; printf \\251')")
+    assert ran.stdout == "é"
+
+
 async def test_what_asks_for_more_than_a_line_is_refused_as_well(code: BridgeClient) -> None:
     ran = await code.run("import getpass\ngetpass.getpass('word? ')")
     assert ran.error is not None
