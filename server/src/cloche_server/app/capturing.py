@@ -26,10 +26,10 @@ from cloche_server.telemetry import log
 
 _log = log.get("capturing")
 
-#: After this the guest goes on by itself, should this server end in the middle and no other one come (ms of its own
-#: time, which does not pass while its vCPUs stand still). A copy has so long until its renewal, also on a host that has
-#: much to do: it must not go on with the random numbers of the others.
-THAW_AFTER_MS: Final = 60_000
+#: After this the guest goes on by itself, should this server end in the middle (ms of its own time, which does not pass
+#: while its vCPUs stand still). A copy has so long until its renewal; one that takes longer, on a host that has far too
+#: much to do, has gone on with the random numbers of the others, and is ended.
+THAW_AFTER_MS: Final = 15_000
 FREEZE_TIMEOUT: Final = 10.0
 
 
