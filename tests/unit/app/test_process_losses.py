@@ -9,6 +9,7 @@ from typing import Any
 
 from cloche_server.app.exec import ExecStream, StreamChunk, StreamGap
 from cloche_server.app.process_output import Loss, ProcessStream, TextChunk
+from cloche_server.core.lifecycle import Status
 from cloche_server.guest.frames import STDERR, STDOUT, Frame, Gap, Output
 
 CUP = "☕".encode()
@@ -39,7 +40,9 @@ class Call:
 
 
 class Site:
-    entry: Any = SimpleNamespace(traffic=SimpleNamespace(out=lambda _: None))
+    entry: Any = SimpleNamespace(
+        traffic=SimpleNamespace(out=lambda _: None), record=SimpleNamespace(id="sb", status=Status.RUNNING)
+    )
 
     @contextlib.contextmanager
     def busy(self, _: Any) -> Iterator[None]:

@@ -36,6 +36,9 @@ class Agent:
         self.asked: list[str] = []
         self.services = 1
 
+    def stand_still(self, _: bool) -> None:
+        pass
+
     async def service_events(self, after: str, seconds: float) -> GuestServiceEvents:
         self.asked.append(after)
         if not self.answers:

@@ -45,7 +45,7 @@ def frame(source: IPv4Address, target: IPv4Address, payload: bytes) -> bytes:
 
 def packets(card: int, protocol: int) -> Iterator[bytes]:
     """IPv4 packets of a protocol that come into the guest within a moment."""
-    while select.select([card], [], [], 0.3)[0]:
+    while select.select([card], [], [], 1.0)[0]:
         found = os.read(card, 4096)[_VNET_HEADER:]
         if found[12:14] == b"\x08\x00" and found[23] == protocol:
             yield found[14:]

@@ -28,17 +28,22 @@ _PLAIN_LINKS: Final = ("SSH-2.0-libssh_", "SSH-2.0-AsyncSSH_")
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,127}")
 #: What a login decides itself, and what would decide which code its programs run.
 _OURS: Final = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "PWD", "MAIL", "ENV", "BASH_ENV", "IFS"})
-#: The far side of `scp -O`: `scp`, flags, and then paths that the shell takes apart. What has matched is never tried
-#: again in another way: a long run of flags would hold up everybody.
-_SCP: Final = re.compile(r"scp((?: -[a-zA-Z]++)++)((?: --)? .+)", re.DOTALL)
+#: The far side of `scp -O`: `scp`, flags, and then paths that the shell takes apart.
+_FLAGS: Final = re.compile(r" -[a-zA-Z]+")
+_PATHS: Final = re.compile(r"(?: --)? .+", re.DOTALL)
 
 
 def far_copy(command: str) -> str | None:
     """The arguments of a command that is the far side of a copy: with -t or -f among its flags."""
-    found = _SCP.fullmatch(command)
-    if found is None or not {"t", "f"} & set(found[1]):
+    if not command.startswith("scp -"):
         return None
-    return found[1] + found[2]
+    # Flag by flag, and never again in another way: a long run of them would hold up everybody.
+    at = len("scp")
+    while found := _FLAGS.match(command, at):
+        at = found.end()
+    if not {"t", "f"} & set(command[3:at]) or _PATHS.fullmatch(command, at) is None:
+        return None
+    return command[3:]
 
 
 @dataclass(frozen=True, slots=True)
