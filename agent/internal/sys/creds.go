@@ -19,6 +19,12 @@ func AsUser(uid, gid uint32, groups []uint32, fn func() error) error {
 	if uid == 0 && gid == 0 {
 		return fn()
 	}
+	return onThread(func() (error, bool) { return asUser(uid, gid, groups, fn) })
+}
+
+// onThread runs fn on a thread that nobody else has meanwhile. It tells whether
+// the thread is what it was; one that is not ends with it.
+func onThread(fn func() (error, bool)) error {
 	done := make(chan error, 1)
 	go func() {
 		defer func() {
@@ -28,35 +34,46 @@ func AsUser(uid, gid uint32, groups []uint32, fn func() error) error {
 			}
 		}()
 		runtime.LockOSThread()
-		done <- asUser(uid, gid, groups, fn)
+		err, back := fn()
+		if back {
+			runtime.UnlockOSThread()
+		}
+		done <- err
 	}()
 	return <-done
 }
 
-func asUser(uid, gid uint32, groups []uint32, fn func() error) error {
-	old, err := syscall.Getgroups()
+// asUser also tells whether the thread is what it was.
+func asUser(uid, gid uint32, groups []uint32, fn func() error) (error, bool) {
+	restored, err := threadGroups()
 	if err != nil {
-		return err
+		return err, false
 	}
 	if err := setGroups(groups); err != nil {
-		return err
+		return err, false
 	}
 	setFS(syscall.SYS_SETFSGID, gid)
 	setFS(syscall.SYS_SETFSUID, uid)
 	if fsID(syscall.SYS_SETFSUID) != uid || fsID(syscall.SYS_SETFSGID) != gid {
-		return syscall.EPERM
+		return syscall.EPERM, false
 	}
 	err = fn()
 	setFS(syscall.SYS_SETFSUID, 0)
 	setFS(syscall.SYS_SETFSGID, 0)
-	restored := make([]uint32, len(old))
+	return err, setGroups(restored) == nil && fsID(syscall.SYS_SETFSUID) == 0 && fsID(syscall.SYS_SETFSGID) == 0
+}
+
+// threadGroups are the supplementary groups of this thread.
+func threadGroups() ([]uint32, error) {
+	old, err := syscall.Getgroups()
+	if err != nil {
+		return nil, err
+	}
+	groups := make([]uint32, len(old))
 	for i, g := range old {
-		restored[i] = uint32(g)
+		groups[i] = uint32(g)
 	}
-	if setGroups(restored) == nil && fsID(syscall.SYS_SETFSUID) == 0 && fsID(syscall.SYS_SETFSGID) == 0 {
-		runtime.UnlockOSThread()
-	}
-	return err
+	return groups, nil
 }
 
 // setGroups changes the groups of this thread; the standard library's

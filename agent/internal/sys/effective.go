@@ -1,11 +1,6 @@
 package sys
 
-import (
-	"fmt"
-	"runtime"
-	"runtime/debug"
-	"syscall"
-)
+import "syscall"
 
 // AsEffective runs fn with the effective identity of a user, this thread only:
 // what AsUser does, and besides the kernel takes all other powers of root away,
@@ -17,22 +12,7 @@ func AsEffective(uid, gid uint32, groups []uint32, fn func() error) error {
 	if uid == 0 && gid == 0 {
 		return fn()
 	}
-	done := make(chan error, 1)
-	go func() {
-		defer func() {
-			// Nobody else would catch it, and process 1 must not die.
-			if v := recover(); v != nil {
-				done <- fmt.Errorf("panic: %v\n%s", v, debug.Stack())
-			}
-		}()
-		runtime.LockOSThread()
-		err, back := asEffective(uid, gid, groups, fn)
-		if back {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
+	return onThread(func() (error, bool) { return asEffective(uid, gid, groups, fn) })
 }
 
 // unchanged is an id that setresuid(2) leaves as it is.
@@ -40,13 +20,9 @@ const unchanged = ^uintptr(0)
 
 // asEffective also tells whether the thread is what it was.
 func asEffective(uid, gid uint32, groups []uint32, fn func() error) (error, bool) {
-	old, err := syscall.Getgroups()
+	restored, err := threadGroups()
 	if err != nil {
 		return err, true
-	}
-	restored := make([]uint32, len(old))
-	for i, g := range old {
-		restored[i] = uint32(g)
 	}
 	err = setGroups(groups)
 	if err == nil {
