@@ -27,7 +27,7 @@ from cloche_server.core.ports import (
 )
 from cloche_server.core.probes import Probe
 from cloche_server.core.records import Isolation, ProcessRef, Shape
-from cloche_server.guest.types import RenewResult
+from cloche_server.guest.types import Execs, RenewResult
 from cloche_server.host.pages import PAGE, Pages
 from cloche_server.storage.layers import read_header
 
@@ -340,6 +340,9 @@ class FakeGuest:
         machine = self.world.alive.get(self._name)
         if machine is None or not machine.runs:
             raise ClocheError("sandbox.unreachable", "The agent in the sandbox cannot be reached.")
+
+    async def all_execs(self, *, timeout: float = 30.0) -> Execs:
+        return Execs("a start", ())
 
     async def shutdown(self, grace_ms: int = 5000, *, timeout: float = 30.0) -> None:
         """The guest ends as soon as the loop turns, unless the world says that it hangs."""

@@ -241,7 +241,7 @@ def test_running_sandboxes_are_adopted_whole(new_server: Callable[..., Server]) 
         assert again.info[name] == box.info[name]
     assert again.get("/root/before") == b"kept"
     assert again.sh("echo $KEEP") == "it\n"
-    first = int(again.sh("cat /tmp/tick"))
+    first = until(lambda: int(again.sh("cat /tmp/tick") or 0))  # empty for a moment, at each tick
     assert until(lambda: int(again.sh("cat /tmp/tick") or 0) > first)
     seen = again.exec_info(ticking)
     assert seen["status"] == "running"

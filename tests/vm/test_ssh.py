@@ -108,7 +108,7 @@ def test_rsync(client: OpenSsh, tmp_path: Path) -> None:
 def test_a_terminal_has_the_size_of_the_window_and_its_keys_work(client: OpenSsh) -> None:
     pid, fd = pty.fork()
     if pid == 0:
-        words = client.command(["stty size; trap 'stty size' WINCH; trap 'exit 130' INT; while :; do sleep .1; done"])
+        words = client.command(["trap 'stty size' WINCH; trap 'exit 130' INT; stty size; while :; do sleep .1; done"])
         fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 120, 0, 0))
         os.execvp(words[0], [words[0], "-tt", *words[1:]])
     shown = b""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from cloche_server.app.access import Access
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.filelinks import MAX_SECONDS, SECONDS, FileLink, mint, read
@@ -41,7 +43,7 @@ class FileLinks:
             workspace=entry.record.workspace,
             method=method,
             path=path.encode("utf-8", "surrogateescape") if isinstance(path, str) else path,
-            expires_at=int(self._clock.now()) + wanted,
+            expires_at=math.ceil(self._clock.now()) + wanted,
             user=user or "",
             max_bytes=max_bytes or 0,
         )

@@ -11,9 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from cloche_server.core.errors import ClocheError
+from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import ExecInfo
 
 KEPT: Final = 512
+#: For the last look before a machine is shut down, which must not hold it up (seconds).
+LOOK: Final = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,15 @@ class ProcessTable:
     def belongs(self, guest: object, boot_id: str) -> None:
         """`guest` leads to a machine of that start."""
         self._guest, self._boot_id = guest, boot_id
+
+    async def look(self, guest: GuestClient) -> None:
+        """What the agent tells now, if it does. Before a machine ends, so that what has ended by itself is not taken
+        for lost."""
+        try:
+            found = await guest.all_execs(timeout=LOOK)
+        except ClocheError:
+            return
+        self.saw_all((info for info in found.execs if info.detach), found.boot_id)
 
     def saw(self, info: ExecInfo, boot_id: str) -> None:
         """One process as the agent tells it."""

@@ -82,6 +82,7 @@ class StopVerbs:
             return
         if entry.record.status is not Status.RUNNING or entry.guest is None:
             raise illegal(entry.record, Event.STOP)
+        await entry.processes.look(entry.guest)
         await entry.guest.shutdown(round(min(GRACE, max(0.0, timeout - 1)) * 1000))
         await self._supervisor.move(entry, Event.STOP, status_reason=reason)
 

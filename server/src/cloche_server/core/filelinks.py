@@ -52,7 +52,7 @@ def read(key: bytes, text: str, now: float) -> FileLink | None:
     except (binascii.Error, ValueError):
         return None
     # The text itself is compared as well: base64 has more than one form of the same bytes.
-    if not hmac.compare_digest(_sign(key, payload), signature) or _encode(signature) != parts[1]:
+    if not hmac.compare_digest(_sign(key, payload), signature) or [_encode(payload), _encode(signature)] != parts:
         return None
     sandbox_id, workspace, method, expires, most, user, path = payload.decode("ascii").split("|")
     found = FileLink(
