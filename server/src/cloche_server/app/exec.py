@@ -73,7 +73,8 @@ class Execs:
         end: CommandEnd | None = None
         with self._access.busy(entry):
             try:
-                async with Patience(entry, command.timeout + HOST_GRACE), guest.exec(request) as call:
+                # Its time begins when it has started: waiting for its turn is no part of it.
+                async with guest.exec(request) as call, Patience(entry, command.timeout + HOST_GRACE):
                     async for frame in call:
                         if isinstance(frame, Output):
                             entry.traffic.out(len(frame.data))

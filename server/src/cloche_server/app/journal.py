@@ -59,8 +59,24 @@ class Journal:
                 await self.store.append(waiting)
             except ClocheError as error:
                 self._keep(waiting, error)
+            except Exception as error:  # noqa: BLE001 - what has happened has, and nobody who tells it can help
+                _log.error("event.refused", waiting=len(waiting), error=repr(error))
+                await self._one_by_one(waiting)
             else:
                 self.written(waiting)
+
+    async def _one_by_one(self, waiting: Sequence[Happening]) -> None:
+        """One that the database cannot take must neither take the others with it nor stand in their way for ever."""
+        for at, one in enumerate(waiting):
+            try:
+                await self.store.append([one])
+            except ClocheError as error:
+                self._keep(list(waiting[at:]), error)
+                return
+            except Exception as error:  # noqa: BLE001 - as above
+                _log.error("event.lost", count=1, type=one.type, error=repr(error))
+            else:
+                self.written([one])
 
     async def told_of(self, record: Sandbox) -> Status | None:
         """The state that was told last of a sandbox that nobody moves now; where the journal does not say, because

@@ -95,14 +95,20 @@ class House:
     # ---------------------------------------------------------------- coming and going
 
     def arrive(self, guest: Guest, client: str) -> bool:
-        """False: there are too many who have not said who they are, or this address guesses too much."""
+        """False: too many of its address have not said who they are, or it guesses too much. When there are too many
+        from everywhere, who has stood there for longest makes room: a login takes moments, and whoever only stands in
+        the door cannot keep others out."""
         network = network_of(client)
         of_one = sum(1 for one in self._strangers.values() if one == network)
         now = self._clock.monotonic()
-        if self._group is None or len(self._strangers) >= MAX_STRANGERS or of_one >= MAX_STRANGERS_OF_ONE:
+        if self._group is None or of_one >= MAX_STRANGERS_OF_ONE:
             return False
         if self._failures is not None and not self._failures.look(network, now).allowed:
             return False
+        if len(self._strangers) >= MAX_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.cut()
         self._guests.add(guest)
         self._empty.clear()
         self._strangers[guest] = network
