@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandastack
 import pytest
 from jupyter_client import BlockingKernelClient
 from PIL import Image
@@ -338,6 +339,63 @@ def test_who_hangs_up_interrupts(box: Box) -> None:
     began = time.monotonic()
     assert value(box, "3") == "3"
     assert time.monotonic() - began < 60
+
+
+def test_a_pause_in_mid_cell_stops_it_and_it_goes_on(box: Box) -> None:
+    """F44. The code has four seconds for less than two, and the pause is longer than what is left."""
+    code = "import time\nfor i in range(3):\n    print(i, flush=True); time.sleep(0.5)\n'whole'"
+    with stream(box, code, timeout_seconds=4) as events:
+        assert [next(events).name for _ in range(2)] == ["started", "stdout"]
+        box.api.call("POST", f"{box.path}/pause")
+        time.sleep(5)
+        box.api.call("POST", f"{box.path}/resume")
+        *shown, result, end = events
+    assert "".join(event.data["text"] for event in shown) == "1\n2\n"
+    assert result.data["data"]["text/plain"] == "'whole'"
+    assert (end.name, end.data["status"]) == ("end", "ok")
+
+
+def test_a_hibernation_in_mid_cell_is_told_and_the_state_is_kept(box: Box) -> None:
+    with stream(box, "during = 1\nprint('in', flush=True)\ntime.sleep(300)") as events:
+        assert [next(events).name for _ in range(2)] == ["started", "stdout"]
+        box.api.call("POST", f"{box.path}/hibernate", timeout=120)
+        (failed,) = events
+    assert (failed.name, failed.data["code"]) == ("failed", "code.lost")
+    assert "hibernated" in failed.data["error"]
+    assert value(box, "during") == "1"
+
+
+def test_kernels_run_as_commands_do(interpreter: Server) -> None:
+    """F13: as a user without an entry in the files of the system, in a group with one."""
+    other = interpreter.api.create(template=TEMPLATE, user="4242:daemon", cwd="/tmp", ttl_seconds=300)
+    names = "'HOME', 'USER', 'LOGNAME', 'PATH', 'LANG'"
+    probe = (
+        f"import os; print(os.getuid(), os.getgid(), os.getgroups(), os.getcwd(), [os.environ[n] for n in ({names})])"
+    )
+    ran = run(other, probe)
+    assert ran["stdout"] == other.exec(["python3", "-c", probe]).stdout, ran
+    assert ran["stdout"].startswith("4242 1 [1] /tmp ['/', '4242', ")
+    assert run(other, "id -u; umask", language="bash")["stdout"] == other.sh("id -u; umask")
+    with pytest.raises(ApiError) as refused:
+        other.api.call("POST", f"{other.path}/code/contexts", json={"cwd": "/root/secret"})
+    assert (refused.value.status, refused.value.code) == (400, "exec.invalid_cwd")
+    other.delete()
+
+
+def test_the_sessions_of_the_client_of_pandastack(interpreter: Server) -> None:
+    """The unmodified client, with a context of its own."""
+    client = pandastack.Client(api_url=interpreter.url, api_key=interpreter.token)
+    client.session.trust_env = False
+    with client.sandboxes.create(template=TEMPLATE, ttl_seconds=300) as far, far.create_code_context() as context:
+        assert context.run_code("x = 41").error is None
+        ran = context.run_code("print('out')\nx + 1")
+        assert (ran.text, ran.stdout, ran.exit_code) == ("42", "out\n", 0)
+        drawn = context.run_code("import matplotlib.pyplot as plt; plt.plot([1, 2]); plt.show()")
+        assert base64.b64decode(drawn.png or "")[:4] == b"\x89PNG"
+        assert "ZeroDivisionError" in (context.run_code("1/0").error or "")
+        with pytest.raises(pandastack.SandboxTimeout):
+            context.run_code("import time; time.sleep(60)", timeout_seconds=1)
+        assert context.run_code("x").text == "41"
 
 
 def test_the_example(interpreter: Server, box: Box, tmp_path: Path) -> None:

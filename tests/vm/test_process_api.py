@@ -61,6 +61,8 @@ def test_size_resize_and_ctrl_c(procs: Procs) -> None:
             "POST", f"{procs.root}/processes/{one['process_id']}/resize", json={"cols": cols, "rows": 5}
         )
         assert refused.status_code == 400
+    procs.call("POST", one["process_id"], "/resize", json={"cols": 1, "rows": 1})
+    until(lambda: procs.raw(one["process_id"]).endswith(b"1 1\r\n"))
     procs.call("DELETE", one["process_id"])
     assert one["process_id"] not in procs.all()
     sleeper = procs.start(command="echo up; exec sleep 100", pty={"cols": 80, "rows": 24})["process_id"]
@@ -68,6 +70,25 @@ def test_size_resize_and_ctrl_c(procs: Procs) -> None:
     assert procs.call("POST", sleeper, "/stdin", content=b"\x03") == {"bytes": 1, "closed": False}
     ended = procs.call("GET", sleeper, "/wait", params={"timeout": 30})
     assert (ended["exit_code"], ended["termination"]["signal"]) == (130, "SIGINT")
+    late = procs.api.request("POST", f"{procs.root}/processes/{sleeper}/resize", json={"cols": 9, "rows": 9})
+    assert (late.status_code, late.json()["code"]) == (409, "process.ended")
+
+
+def test_a_job_is_stopped_and_brought_back(procs: Procs) -> None:
+    with procs.socket("/ssh?cols=80&rows=24") as shell:
+        shell.type(b"sh -c 'echo job-$((40+1)); exec sleep 4343'\n")
+        shell.until(b"job-41")
+        shell.type(b"\x1a")
+        shell.until(b"Stopped")
+        assert procs.box.exec("ps -o stat= -p $(pgrep -fx 'sleep 4343')").stdout.startswith("T")
+        shell.type(b"fg\n")
+        until(lambda: procs.box.exec("ps -o stat= -p $(pgrep -fx 'sleep 4343')").stdout.startswith("S"))
+        shell.type(b"\x03")
+        shell.type(b"echo back-$((40+2)) $?\n")
+        shell.until(b"back-42 130")
+        shell.type(b"exit 4\n")
+        shell.end()
+        assert shell.texts[-1] == {"exit": 4}
 
 
 def test_five_megabytes_of_input(procs: Procs) -> None:
@@ -140,6 +161,8 @@ def test_a_shell_that_ends_with_its_connection(procs: Procs) -> None:
 def test_what_a_fork_has_and_a_stop_takes_away(procs: Procs) -> None:
     pipe = procs.start(command="cat", stdin="pipe", name="survivor")["process_id"]
     screen = procs.start(pty={"cols": 80, "rows": 24})["process_id"]
+    procs.api.call("POST", f"{procs.root}/hibernate")
+    assert procs.all()[pipe] == procs.all()[screen] == "running", "asking wakes it"
     made = procs.api.call("POST", f"{procs.root}/fork", json={})
     twin = Procs(procs.api.keep(made.get("children", [made])[0]))
     found = twin.all()

@@ -279,6 +279,11 @@ async def test_descriptors_are_flat_over_500_commands(shared: Box, api: Api, ser
                 elif number % 50 == 29:
                     response = await client.request("POST", path, json={"cmd": "true", "cwd": "/missing"})
                     assert response.status_code == 400
+                elif number % 50 == 39:
+                    terminal = {"command": "echo x", "pty": {"cols": 80, "rows": 24}}
+                    made = await client.call("POST", f"{shared.path}/processes", json=terminal)
+                    await client.call("GET", f"{shared.path}/processes/{made['process_id']}/wait")
+                    await client.call("DELETE", f"{shared.path}/processes/{made['process_id']}")
                 elif kind == 9:
                     assert (await client.exec(shared.id, ["/no/such/program"])).code == 127
                 else:

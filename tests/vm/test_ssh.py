@@ -70,8 +70,21 @@ def test_commands_end_as_they_end(client: OpenSsh, box: Box) -> None:
     assert b"exit-signal" in killed.stderr
     assert client.run("head -c 3", given=bytes(5_000_000)).stdout == b"\0\0\0"
     assert client.run("grep -E 'SigBlk|SigIgn' /proc/self/status").stdout.split()[1::2] == [b"0" * 16] * 2
+    probe = 'echo "$HOME $USER $LOGNAME $SHELL $PATH $LANG $(umask) $(pwd)"'
+    assert client.run(probe).stdout.decode() == box.sh(probe), "the same as for any command"
     by_id = client.run(given=b"echo $((6*7))\n", box=box.id)
     assert (by_id.returncode, by_id.stdout) == (0, b"42\n")
+
+
+def test_an_input_that_never_ends_keeps_nobody(client: OpenSsh, tmp_path: Path) -> None:
+    """F08: the client ends when its command has, although its own input is still open."""
+    os.mkfifo(tmp_path / "never")
+    held = os.open(tmp_path / "never", os.O_RDWR)
+    try:
+        done = subprocess.run(client.command(["echo done; exit 3"]), stdin=held, capture_output=True, timeout=60)
+    finally:
+        os.close(held)
+    assert (done.returncode, done.stdout) == (3, b"done\n")
 
 
 def test_bytes_are_whole_both_ways(client: OpenSsh, tmp_path: Path) -> None:
