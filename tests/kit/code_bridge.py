@@ -15,6 +15,10 @@ from typing import Any
 SOURCE = Path(__file__).resolve().parents[2] / "templates" / "code-interpreter" / "bridge"
 
 
+#: Of the answers to a request.
+LAST = {"end", "refused", "reply"}
+
+
 class BridgeClient:
     """Speaks to a bridge as the host does."""
 
@@ -36,10 +40,17 @@ class BridgeClient:
             return None
         return data
 
+    async def rest(self, reader: asyncio.StreamReader) -> AsyncIterator[dict[str, Any]]:
+        """What comes until the answer has ended; the connection stays open then."""
+        while (event := await self.read(reader)) is not None:
+            yield event
+            if event["type"] in LAST:
+                return
+
     async def events(self, request: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         reader, writer = await self.open(request)
         try:
-            while (event := await self.read(reader)) is not None:
+            async for event in self.rest(reader):
                 yield event
         finally:
             writer.close()

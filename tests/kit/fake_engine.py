@@ -123,6 +123,7 @@ class FakeMachine:
         #: What its counters say.
         self.cpu_seconds = 0.0
         self.memory_bytes = 0
+        self.stands_back = False
         world.alive[machine_id] = self
         world.held.add(machine_id)
 
@@ -221,6 +222,9 @@ class FakeMachine:
 
     async def tend(self) -> None:
         await self._world.pass_by("Machine.tend")
+
+    def stand_back(self, cpus: int, *, back: bool) -> None:
+        self.stands_back = back
 
     def release(self) -> None:
         self._world.held.discard(self._id)

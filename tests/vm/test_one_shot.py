@@ -101,7 +101,9 @@ def test_what_cannot_be_asked_for_is_refused_with_a_sentence(api: Api) -> None:
 def test_twenty_at_once_and_a_batch_none_fails(api: Api) -> None:
     """More than there is room for at once: they wait."""
     with concurrent.futures.ThreadPoolExecutor(20) as pool:
-        results = list(pool.map(lambda n: run(api, f"print({n})", expected_output=str(n)), range(20)))
+        results = list(
+            pool.map(lambda n: run(api, f"print({n})", expected_output=str(n), timeout_seconds=60), range(20))
+        )
     assert [one["verdict"] for one in results] == ["accepted"] * 20
     runs = [{"language": "python", "source": f"print({n})"} for n in range(3)] + [{"language": "no", "source": ""}]
     told = api.call("POST", "/v1/run/batch", json={"runs": runs})["results"]

@@ -1,8 +1,9 @@
 """Runs code in kernels for whoever connects to a port of the loopback: the host, over the agent of the guest.
 
-One connection is one request: a frame with an object whose `op` is run, create, list, delete, interrupt, restart,
-input or languages. The answer to `run` is a row of events, the last of which is `end` or `refused`; to all else one
-frame. A connection that is closed before the end of its run interrupts it. See docs/code-interpreter.md.
+A connection has one request after the other: a frame with an object whose `op` is run, create, list, delete,
+interrupt, restart, input, practise or languages. The answer to `run` is a row of events, the last of which is `end` or
+`refused`; to all else one frame. A connection that is closed before the end of its run interrupts it. See
+docs/code-interpreter.md.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from contexts import Contexts, Refused
-from kernels import languages
+from languages import languages
 from outbox import Outbox, encode, read_frame
 
 PORT = 1011
@@ -30,18 +31,24 @@ class Bridge:
         self._contexts = contexts
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # It is read all the time, so that the end of the connection is seen.
+        following = asyncio.create_task(read_frame(reader))
         try:
             if not may_connect(writer.get_extra_info("peername"), writer.get_extra_info("sockname")):
                 return
-            request = await read_frame(reader)
-            if request.get("op") == "run":
-                await self._run(request, reader, writer)
-            else:
-                writer.write(encode(await self._answer(request)))
-                await writer.drain()
+            while True:
+                request = await following
+                following = asyncio.create_task(read_frame(reader))
+                if request.get("op") != "run":
+                    writer.write(encode(await self._answer(request)))
+                    await writer.drain()
+                elif not await self._run(request, following, writer):
+                    return
         except (OSError, EOFError, ValueError, TypeError, KeyError):
             pass
         finally:
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
             writer.close()
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
@@ -72,15 +79,16 @@ class Bridge:
             return {"type": "refused", **refused.details}
         return {"type": "reply"}
 
-    async def _run(self, request: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _run(
+        self, request: dict[str, Any], following: asyncio.Task[dict[str, Any]], writer: asyncio.StreamWriter
+    ) -> bool:
+        """False when the connection has ended. `following`: what comes behind the request."""
         out, gone = Outbox(), asyncio.Event()
 
-        async def watch() -> None:
-            with contextlib.suppress(OSError):
-                while await reader.read(4096):
-                    pass
-            gone.set()
-            out.close()
+        def watch(_: asyncio.Task[dict[str, Any]]) -> None:
+            if following.cancelled() or following.exception() is not None:
+                gone.set()
+                out.close()
 
         async def work() -> None:
             try:
@@ -93,31 +101,33 @@ class Bridge:
                 await asyncio.sleep(ALIVE_SECONDS)
                 out.event({"type": "alive"})
 
-        watching, beating, running = (asyncio.create_task(one()) for one in (watch, beat, work))
+        following.add_done_callback(watch)
+        ending = asyncio.create_task(gone.wait())
+        beating, running = asyncio.create_task(beat()), asyncio.create_task(work())
         sending = asyncio.create_task(out.drain_to(writer))
         try:
             # A broken connection ends the sending, and is seen by the reader as well.
-            await asyncio.wait({sending, watching}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sending, ending}, return_when=asyncio.FIRST_COMPLETED)
             if sending.done() and sending.exception() is not None:
                 gone.set()
                 out.close()
-            if gone.is_set() or not sending.done():
-                await asyncio.wait({running})
+            await asyncio.wait({running})
         finally:
-            for task in (watching, beating, sending):
+            following.remove_done_callback(watch)
+            for task in (ending, beating, sending):
                 task.cancel()
-            await asyncio.gather(watching, beating, sending, running, return_exceptions=True)
+            await asyncio.gather(ending, beating, sending, running, return_exceptions=True)
+        return not gone.is_set()
 
 
 def may_connect(peer: tuple[str, int], ours: tuple[str, int]) -> bool:
     """Only a process of the same user: a kernel of root is no way to become root."""
     wanted = f"{_hex(peer)} {_hex(ours)}"
     with open("/proc/net/tcp") as file:
-        for line in file:
-            fields = line.split()
-            if f"{fields[1]} {fields[2]}" == wanted:
-                return int(fields[7]) in {0, os.getuid()}
-    return False
+        # Connections that are over stay in it for a minute, so that there may be many lines.
+        _, found, rest = file.read().partition(f": {wanted} ")
+    # State, queues, timer, retransmissions, and then the user.
+    return bool(found) and int(rest.split(None, 5)[4]) in {0, os.getuid()}
 
 
 def _hex(address: tuple[str, int]) -> str:

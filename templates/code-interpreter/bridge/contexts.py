@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-import zmq.asyncio
+import zmq
 from accounts import account
-from kernels import LANGUAGES, Died, Kernel, Zygote, clock, languages, oom_kills
+from kernels import Died, Kernel, Zygote, clock, oom_kills
+from languages import LANGUAGES, languages
 from outbox import Outbox
 from zygote import NO_DIRECTORY
 
@@ -276,7 +277,7 @@ class Contexts:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.zygote = Zygote()
-        self.sockets = zmq.asyncio.Context()
+        self.sockets = zmq.Context[Any]()
         self._contexts: dict[str, Context] = {}
         self._later: set[asyncio.Task[None]] = set()
 

@@ -12,15 +12,15 @@ import socket
 import sys
 import tempfile
 import time
-import uuid
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import zmq
-import zmq.asyncio
 from accounts import account
-from jupyter_client.session import Session
+from languages import ARGV, surroundings
+from messages import Channel, Message, Signer
 
 HERE = Path(__file__).resolve().parent
 #: A kernel has so many seconds for its first answer: it may have to be loaded in an emulated machine.
@@ -28,8 +28,6 @@ START_SECONDS = 120.0
 #: Between the reply to a cell and the word that the kernel is idle, behind which there is no more output (seconds).
 IDLE_SECONDS = 10.0
 _ANY = "*"
-LANGUAGES = {"python": "python", "bash": "bash", "javascript": "deno", "typescript": "deno"}
-_ARGV = {"deno": ["deno", "jupyter", "--kernel", "--conn"]}
 Handler = Callable[[str, dict[str, Any]], None]
 
 
@@ -39,11 +37,6 @@ class Died(Exception):
     def __init__(self, status: int) -> None:
         super().__init__(f"the kernel ended with {status}")
         self.status = status
-
-
-def languages() -> list[str]:
-    have_deno = shutil.which("deno") is not None
-    return [name for name, kind in LANGUAGES.items() if kind != "deno" or have_deno]
 
 
 class Zygote:
@@ -114,16 +107,15 @@ class Zygote:
 class Kernel:
     """One kernel. It is stopped and continued as its reader wishes."""
 
-    def __init__(self, zygote: Zygote, context: zmq.asyncio.Context, root: Path, kind: str) -> None:
+    def __init__(self, zygote: Zygote, context: zmq.Context[Any], root: Path, kind: str) -> None:
         self.kind = kind
         self.pid = 0
         self.count = 0
         self._zygote = zygote
         self._context = context
         self._folder = Path(tempfile.mkdtemp(prefix="k", dir=root))
-        self._session = Session(key=os.urandom(16).hex().encode(), username="cloche")
-        self._sockets: dict[str, zmq.asyncio.Socket] = {}
-        self._tasks: list[asyncio.Task[None]] = []
+        self._signer = Signer()
+        self._channels: dict[str, Channel] = {}
         self._death: asyncio.Future[int] | None = None
         self._current = ""
         self._handler: Handler | None = None
@@ -148,21 +140,14 @@ class Kernel:
         connection.chmod(0o600)
         request = {
             "kind": self.kind, "connection": str(connection), "folder": str(self._folder), "user": user, "env": env,
-            "cwd": cwd or who.home, "strict": strict, "argv": [*_ARGV.get(self.kind, []), str(connection)],
+            "cwd": cwd or who.home, "strict": strict, "argv": [*ARGV.get(self.kind, []), str(connection)],
         }  # fmt: skip
         self.pid, self._death = await self._zygote.fork(request)
         for name, kind in (("shell", zmq.DEALER), ("control", zmq.DEALER), ("stdin", zmq.DEALER), ("iopub", zmq.SUB)):
-            made = self._context.socket(kind)
-            made.linger = 0
-            made.setsockopt(zmq.RCVHWM, 0)
-            if name == "iopub":
-                made.subscribe(b"")
-            else:
-                made.identity = self._session.bsession
             host, port = info["ip"], info[f"{name}_port"]
-            made.connect(f"tcp://{host}:{port}" if info["transport"] == "tcp" else f"ipc://{host}-{port}")
-            self._sockets[name] = made
-        self._tasks = [asyncio.create_task(self._listen(name)) for name in self._sockets]
+            address = f"tcp://{host}:{port}" if info["transport"] == "tcp" else f"ipc://{host}-{port}"
+            identity = self._signer.session.encode()
+            self._channels[name] = Channel(self._context, kind, address, identity, partial(self._heard_on, name))
         try:
             await asyncio.wait_for(self._greet(), START_SECONDS)
         except BaseException:
@@ -171,7 +156,7 @@ class Kernel:
 
     def _addresses(self) -> dict[str, Any]:
         names = [f"{name}_port" for name in ("shell", "iopub", "stdin", "control", "hb")]
-        base = {"key": self._session.key.decode(), "signature_scheme": "hmac-sha256", "kernel_name": self.kind}
+        base = {"key": self._signer.key.decode(), "signature_scheme": "hmac-sha256", "kernel_name": self.kind}
         if self.kind != "deno":
             return {
                 **base,
@@ -191,13 +176,13 @@ class Kernel:
         self._begin(None)
         self._current = _ANY
         assert self._reply is not None
-        await self._send("shell", "kernel_info_request", {})
+        self._send("shell", "kernel_info_request", {})
         await self.alive(asyncio.shield(self._reply))
         pause = 0.02
         while not self._heard:
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
-            await self._send("shell", "kernel_info_request", {})
+            self._send("shell", "kernel_info_request", {})
 
     async def alive(self, work: Any) -> Any:
         """The result of `work`, unless the kernel ends before. Raises `Died`."""
@@ -232,7 +217,7 @@ class Kernel:
     async def interrupt(self) -> None:
         self.pause(False)
         if self.kind == "deno":
-            await self._send("control", "interrupt_request", {})
+            self._send("control", "interrupt_request", {})
         elif self.kind == "bash":
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGINT)
@@ -246,11 +231,9 @@ class Kernel:
 
     async def aclose(self) -> None:
         await self.kill()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        for one in self._sockets.values():
-            one.close(0)
+        for one in self._channels.values():
+            one.close()
+        self._channels.clear()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     # ------------------------------------------------------------ cells
@@ -267,8 +250,26 @@ class Kernel:
     ) -> dict[str, Any]:
         """The reply, once all output of the cell has gone to `handler`. Raises `Died`. `stored`: it is in the history,
         and counts."""
-        if self.kind == "deno":
-            await self._surround(extra)
+        env, cwd = extra.get("env") or {}, extra.get("cwd")
+        if self.kind not in ARGV or not (env or cwd):
+            return await self._cell(code, handler, extra=extra, stdin=stdin, silent=silent, stored=stored)
+        before, after = surroundings(self.kind, env, cwd)
+        try:
+            reply = await self._quietly(before)
+            if reply.get("status") != "ok":
+                return reply
+            return await self._cell(code, handler, extra={}, stdin=stdin, silent=silent, stored=stored)
+        finally:
+            with contextlib.suppress(Died):
+                await self._quietly(after)
+
+    async def _quietly(self, code: str) -> dict[str, Any]:
+        # R's kernel says of a silent cell that all was well, whatever came of it.
+        return await self._cell(code, lambda *_: None, extra={}, stdin=False, silent=self.kind != "r", stored=False)
+
+    async def _cell(
+        self, code: str, handler: Handler, *, extra: dict[str, Any], stdin: bool, silent: bool, stored: bool
+    ) -> dict[str, Any]:
         self._begin(handler)
         assert self._reply is not None
         assert self._idle is not None
@@ -277,7 +278,7 @@ class Kernel:
             "allow_stdin": stdin, "stop_on_error": False,
         }  # fmt: skip
         try:
-            self._current = await self._send("shell", "execute_request", content, {"cloche": extra})
+            self._current = self._send("shell", "execute_request", content, {"cloche": extra})
             reply: dict[str, Any] = await self.alive(self._reply)
             with contextlib.suppress(TimeoutError):
                 await self.alive(asyncio.wait_for(asyncio.shield(self._idle), IDLE_SECONDS))
@@ -286,53 +287,39 @@ class Kernel:
         finally:
             self._current, self._handler, self._asked = "", None, None
 
-    async def _surround(self, extra: dict[str, Any]) -> None:
-        """Deno has no way to be told beside code."""
-        if extra.get("env") or extra.get("cwd"):
-            env, cwd = json.dumps(extra.get("env") or {}), json.dumps(extra.get("cwd"))
-            code = f"for (const [k, v] of Object.entries({env})) Deno.env.set(k, v); if ({cwd}) Deno.chdir({cwd});"
-            await self.execute(code, lambda *_: None, extra={}, stdin=False, silent=True)
-
     async def answer(self, text: str) -> bool:
         """Whether somebody has waited for it."""
         asked, self._asked = self._asked, None
         if asked is None:
             return False
-        await self._send("stdin", "input_reply", {"value": text}, parent=asked)
+        self._send("stdin", "input_reply", {"value": text}, parent=asked)
         return True
 
     def _begin(self, handler: Handler | None) -> None:
         loop = asyncio.get_running_loop()
         self._handler, self._reply, self._idle = handler, loop.create_future(), loop.create_future()
 
-    async def _send(
-        self, name: str, kind: str, content: dict[str, Any], metadata: Any = None, parent: Any = None
-    ) -> str:
-        message = self._session.msg(kind, content, parent=parent, metadata=metadata)
-        message["header"]["msg_id"] = message["msg_id"] = uuid.uuid4().hex
-        await self._sockets[name].send_multipart(self._session.serialize(message))
-        return message["msg_id"]
+    def _send(self, name: str, kind: str, content: dict[str, Any], metadata: Any = None, parent: Any = None) -> str:
+        message_id, parts = self._signer.encode(kind, content, metadata, parent)
+        if name in self._channels:  # else it has been closed, and whoever waits is told by the end of the kernel
+            self._channels[name].send(parts)
+        return message_id
 
-    async def _listen(self, name: str) -> None:
-        """Reads always, whatever is done with it: a kernel that cannot send would drop what it has to say."""
-        while True:
-            parts = await self._sockets[name].recv_multipart()
-            try:
-                _, parts = self._session.feed_identities(parts)
-                message = self._session.deserialize(parts)
-            except (ValueError, TypeError, KeyError):
-                continue
-            self._heard = self._heard or name == "iopub"
-            if self._current and self._current in {_ANY, message["parent_header"].get("msg_id")}:
-                self._take(name, message)
+    def _heard_on(self, name: str, parts: list[bytes]) -> None:
+        message = self._signer.decode(parts)
+        if message is None:
+            return
+        self._heard = self._heard or name == "iopub"
+        if self._current and self._current in {_ANY, message.parent_id}:
+            self._take(name, message)
 
-    def _take(self, name: str, message: dict[str, Any]) -> None:
-        kind, content = message["msg_type"], message["content"]
+    def _take(self, name: str, message: Message) -> None:
+        kind, content = message.kind, message.content
         if name == "shell":
             if self._reply is not None and not self._reply.done():
                 self._reply.set_result(content)
         elif name == "stdin" and kind == "input_request":
-            self._asked = message
+            self._asked = message.header
             self._tell("input_request", content)
         elif name == "iopub" and kind == "status":
             if content.get("execution_state") == "idle" and self._idle is not None and not self._idle.done():

@@ -138,8 +138,13 @@ def run(connection: str) -> None:
     config.HistoryManager.enabled = False
     config.Completer.use_jedi = False
     OutStream._watch_pipe_fd = watch_pipe
+    OutStream.flush = flush_what_there_is
     app = App.instance(connection_file=connection, kernel_class=Kernel, config=config, log_level=50)
     app.initialize([])
+    # Else every message is put into words for a log that nobody keeps.
+    app.log.setLevel(50)
+    # What comes by the other sockets is waited for by its reader, so a reply need not wait for it.
+    app.kernel._execute_sleep = 0
     shell = app.kernel.shell
     # Nobody looks at the title of a terminal, and colours are for those who can see them.
     os.environ.update(TERM="dumb", CLICOLOR="0")
@@ -258,6 +263,18 @@ def watch_pipe(self: Any) -> None:
                 os.write(self._original_stdstream_copy, data)
     except Exception:
         self._exc = sys.exc_info()
+
+
+_flush = OutStream.flush
+
+
+def flush_what_there_is(self: Any) -> None:
+    """Each of the many flushes of a cell wakes a thread, and waits for it. Where nothing is written, what was before
+    is with that thread already, and before all that comes after."""
+    with self._buffer_lock:
+        empty = not self._buffers
+    if not empty:
+        _flush(self)
 
 
 def drain(stream: Any) -> None:

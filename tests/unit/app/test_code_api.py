@@ -34,6 +34,9 @@ class Bridge:
         self.asked: list[dict[str, Any]] = []
         self.installed = True
         self.running = True
+        #: It has gone, and its end of every connection with it.
+        self.ended = False
+        self.dialed = 0
         self.open = 0
         self.closed = asyncio.Event()
 
@@ -42,6 +45,7 @@ class Bridge:
         if not self.running:
             raise ClocheError("port.closed", "nothing listens")
         self.open += 1
+        self.dialed += 1
         return Connection(self)
 
 
@@ -68,6 +72,10 @@ class Connection:
         if event is None:
             await asyncio.Event().wait()
         return code.frame(event or {})
+
+    @property
+    def is_quiet(self) -> bool:
+        return not (self.left or self.shut or self.bridge.ended)
 
     async def write_eof(self) -> None:
         raise AssertionError("a request has one frame and no end")
@@ -128,7 +136,12 @@ async def test_a_run_in_one_piece(site: AccessSite, bridge: Bridge) -> None:
     assert "detail" not in told
     asked = bridge.asked[-1]
     assert (asked["op"], asked["language"], asked["timeout_ms"], asked["env"]) == ("run", "python", 5000, {"A": "b"})
-    assert bridge.open == 0
+    assert (bridge.open, bridge.dialed) == (1, 1), "it is kept"
+    assert (await post(site, code="2")).json()["status"] == "error"
+    assert (bridge.open, bridge.dialed) == (1, 1)
+    bridge.ended = True
+    assert (await post(site, code="3")).json()["status"] == "error"
+    assert bridge.dialed == 2, "nothing is sent to where nobody is any more"
 
 
 async def test_a_run_as_events(site: AccessSite, bridge: Bridge) -> None:
@@ -197,10 +210,25 @@ async def test_a_bridge_is_started_where_there_is_one(site: AccessSite, bridge: 
     bridge.script = [STARTED, END]
     answers = await asyncio.gather(*(post(site, code="1") for _ in range(3)))
     assert [answer.json()["status"] for answer in answers] == ["ok"] * 3
-    bridge.running, bridge.installed = False, False
+    bridge.running, bridge.installed, bridge.ended = False, False, True
     answer = await post(site, code="1")
     assert (answer.status_code, answer.json()["code"]) == (409, "code.not_available")
     assert answer.json()["details"] == {"template": "code-interpreter"}
+
+
+async def test_many_at_once_have_connections_of_their_own_and_one_is_kept(site: AccessSite, bridge: Bridge) -> None:
+    bridge.script = [STARTED, 0.05, END]
+    answers = await asyncio.gather(*(post(site, code="1") for _ in range(4)))
+    assert [answer.json()["status"] for answer in answers] == ["ok"] * 4
+    assert (bridge.open, bridge.dialed) == (1, 4)
+    bridge.script = [{"type": "refused", "reason": "busy"}]
+    assert (await post(site, code="1")).status_code == 503
+    bridge.script = [{"type": "reply", "contexts": []}]
+    assert (await site.own.client.get(here(site, "code/contexts"))).status_code == 200
+    assert (bridge.open, bridge.dialed) == (1, 4)
+    bridge.script = [STARTED, {"type": "nonsense"}]
+    assert (await post(site, code="1")).json()["code"] == "guest.protocol"
+    assert (bridge.open, bridge.dialed) == (0, 4), "what is behind nonsense is not known"
 
 
 async def test_who_hangs_up_closes_the_connection(site: AccessSite, bridge: Bridge) -> None:
@@ -270,4 +298,4 @@ async def test_a_client_without_patience_is_kept_while_its_cell_runs(
     assert answer.status_code == 200, "the status is told before the end is known"
     assert answer.json()["error"].startswith("cell timeout after 30 s")
     assert answer.json()["exit_code"] == 124
-    assert bridge.open == 0
+    assert bridge.open == 1

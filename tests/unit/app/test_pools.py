@@ -80,10 +80,15 @@ async def test_a_warm_one_has_names_and_noise_of_its_own_before_it_is_given_out(
 
 
 async def test_put_back_is_as_before(host: Host, base: BakedTemplate, running: Running) -> None:
+    assert all(machine.stands_back for machine in host.world.alive.values()), "nobody is in them yet"
     slot = host.pools.take(base)
     assert slot is not None
+    machine = host.world.alive[slot.id]
+    assert not machine.stands_back
     host.pools.put_back(slot)
+    assert machine.stands_back
     assert host.pools.take(base) is slot
+    assert not machine.stands_back
     host.pools.put_back(slot)
 
 

@@ -115,6 +115,11 @@ def test_a_machine_joins_one_group_of_version_2(tmp_path: Path, monkeypatch: pyt
     os.write(fds[0], b"0")
     os.close(fds[0])
     assert (folder / "cgroup.procs").read_text() == "0"
+    # A file that is none of the kernel's keeps what it is longer than what is written.
+    groups.stand_back(".m1", 20, back=True)
+    assert (folder / "cpu.weight").read_text() == "200"
+    groups.stand_back(".m1", 20, back=False)
+    assert (folder / "cpu.weight").read_text() == "2000"
     (folder / "cgroup.procs").write_text("77\n")
     assert groups.held(".m1", 77) == {"cpu": "125000 100000", "memory": "629145600", "pids": "201"}
     assert groups.held(".m1", 78) == {}
@@ -134,6 +139,9 @@ def test_and_one_in_each_hierarchy_of_version_1(tmp_path: Path, monkeypatch: pyt
     assert (len(fds), failures) == (4, [])
     assert (tmp_path / "memory/cloche/b1/m1/memory.limit_in_bytes").read_text() == "629145600"
     assert (tmp_path / "cpu/cloche/cpu.shares").read_text() == "8192"
+    groups.stand_back("m1", 11, back=True)
+    assert (tmp_path / "cpu/cloche/b1/m1/cpu.shares").read_text() == "1126"
+    groups.stand_back("nobody", 1, back=True)
     groups.make("m2", LIMITS)
     assert groups.sweep(["m1"]) == []
     assert groups.machines() == {"m1"}

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -201,7 +202,7 @@ async def test_a_slow_reader_stops_the_kernel_and_loses_nothing(code: BridgeClie
     reader, writer = await code.open({"op": "run", "code": text, "timeout_ms": 60_000})
     await asyncio.sleep(1.5)
     total = 0
-    while (event := await code.read(reader)) is not None:
+    async for event in code.rest(reader):
         assert event["type"] in {"started", "stdout", "alive", "end"}
         total += len(event.get("text", ""))
     writer.close()
@@ -267,6 +268,42 @@ async def test_many_short_cells(code: BridgeClient) -> None:
     for i in range(200):
         ran = await code.run(f"{i}")
         assert ran.results == [{"text/plain": str(i)}]
+
+
+async def test_a_connection_has_one_request_after_the_other(code: BridgeClient) -> None:
+    reader, writer = await code.open({"op": "run", "code": "kept = 1", "timeout_ms": 30000})
+
+    async def rest() -> list[str]:
+        kinds: list[str] = []
+        while not kinds or kinds[-1] not in {"end", "refused", "reply"}:
+            event = await code.read(reader)
+            assert event is not None
+            kinds.append(event["type"])
+        return kinds
+
+    async def send(**request: Any) -> None:
+        body = json.dumps(request).encode()
+        writer.write(len(body).to_bytes(4, "big") + body)
+        await writer.drain()
+
+    async with asyncio.timeout(60):
+        assert await rest() == ["started", "end"]
+        await send(op="list")
+        assert await rest() == ["reply"]
+        await send(op="run", code="1", language="cobol", timeout_ms=1000)
+        assert await rest() == ["refused"]
+        for _ in range(3):
+            await send(op="run", code="kept += 1; kept", timeout_ms=30000)
+            assert await rest() == ["started", "result", "end"]
+        # Two at once: the second one waits for the first.
+        await send(op="run", code="import time; time.sleep(0.3); kept += 1", timeout_ms=30000)
+        await send(op="run", code="kept", timeout_ms=30000)
+        assert await rest() == ["started", "end"]
+        assert await rest() == ["started", "result", "end"]
+        await send(op="run", code="import time; time.sleep(60)", timeout_ms=90000)
+        assert (await code.read(reader) or {})["type"] == "started"
+        writer.close()
+        assert (await code.run("kept")).results == [{"text/plain": "5"}], "whose end interrupts"
 
 
 async def test_nonsense_is_hung_up_on(code: BridgeClient) -> None:

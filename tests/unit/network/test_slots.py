@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 from cloche_server.core.network import GATEWAY_IP4, TCP_PORT
 from cloche_server.host import netns
 from cloche_server.host.network import nft_obstacle, tap_obstacle
+from cloche_server.network import slots as slots_module
 from cloche_server.network.slots import Slots
 from kit.procs import mounts
 
@@ -92,6 +94,29 @@ async def test_some_are_ready_before_they_are_wanted(root: Path) -> None:
     (root / "stale").touch()  # of before a reboot
     assert not slots.has("stale")
     assert await slots.take_stock(()) == 2
+
+
+async def test_one_that_is_just_being_made_is_drained_too(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread that makes it cannot be stopped."""
+    begun, go_on, make = threading.Event(), threading.Event(), slots_module._make
+
+    def slowly(path: Path) -> None:
+        begun.set()
+        go_on.wait(20)
+        make(path)
+
+    monkeypatch.setattr(slots_module, "_make", slowly)
+    slots = Slots(root, 1)
+    keeping = asyncio.ensure_future(slots.run())
+    await asyncio.to_thread(begun.wait, 20)
+    keeping.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    await asyncio.wait({keeping})
+    assert keeping.cancelled()
+    assert len(list(root.iterdir())) == 1
+    await slots.drain()
+    assert list(root.iterdir()) == []
 
 
 async def test_whoever_goes_away_leaves_nothing_that_close_does_not_find(root: Path) -> None:

@@ -195,3 +195,12 @@ def test_the_recipe_of_the_code_interpreter() -> None:
     assert BRIDGE in {file.place for file in recipe.files}
     assert "ipykernel==" in recipe.python
     assert recipe.aliases == ()
+
+
+def test_the_one_with_r_is_the_same_and_r() -> None:
+    plain = load_recipe(ROOT / "templates/code-interpreter.toml")
+    with_r = load_recipe(ROOT / "templates/code-interpreter-r.toml")
+    assert set(with_r.packages) - set(plain.packages) == {"r-base-core", "r-cran-irkernel"}
+    assert (with_r.files, with_r.python, with_r.service, with_r.memory_mb, with_r.warm) == (
+        plain.files, plain.python, plain.service, plain.memory_mb, plain.warm,
+    )  # fmt: skip

@@ -19,8 +19,9 @@ class CodeBody(Wire):
     code: Code = Field(description="What is run, as one cell.")
     language: LanguageName | None = Field(
         None,
-        description="`python` (unless given), `javascript`, `typescript` or `bash`; `py`, `js`, `node`, `ts`, `sh` are "
-        "the same. Each has a context of its own, which is used when `context` is not given.",
+        description="`python` (unless given), `javascript`, `typescript`, `bash` or, in a template that has it, `r`; "
+        "`py`, `js`, `node`, `ts`, `sh` are the same. Each has a context of its own, which is used when `context` is "
+        "not given.",
     )
     context: Annotated[str, StringConstraints(min_length=1, max_length=64)] | None = Field(
         None, description="Id of the context; instead of `language`."

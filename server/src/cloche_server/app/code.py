@@ -26,7 +26,7 @@ from cloche_server.core.code import (
 from cloche_server.core.command import check_env
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.secrets import guest_env
-from cloche_server.core.streams import ByteStream
+from cloche_server.core.streams import LastingStream
 from cloche_server.guest.client import GuestClient
 from cloche_server.telemetry import metrics
 
@@ -55,15 +55,31 @@ class CodeRun:
 
 
 class CodeLink:
-    """One connection to the bridge, which is one request."""
+    """A connection to the bridge, which has one request after the other. It is kept between two of them: a new one
+    takes an emulated machine as long as a short cell."""
 
-    def __init__(self, stream: ByteStream, entry: Entry) -> None:
+    def __init__(self, stream: LastingStream, entry: Entry, guest: GuestClient) -> None:
         self._stream = stream
         self._entry = entry
+        self._guest = guest
+        #: A request was sent whose last answer was not read.
+        self.busy = False
         self._reader = code.FrameReader()
         self._ready: deque[dict[str, Any]] = deque()
 
+    @staticmethod
+    def kept(entry: Entry, guest: GuestClient) -> CodeLink | None:
+        """The one that was left by an earlier request, if it leads there and nothing has come of it since."""
+        link, entry.code_link = entry.code_link, None
+        if not isinstance(link, CodeLink):
+            return None
+        if link._guest is guest and link._stream.is_quiet:
+            return link
+        link._stream.close()
+        return None
+
     async def send(self, request: Mapping[str, Any]) -> None:
+        self.busy = True
         data = code.frame(request)
         self._entry.traffic.bytes_in += len(data)
         await self._stream.write(data)
@@ -78,8 +94,13 @@ class CodeLink:
             self._ready.extend(self._reader.feed(data))
         return self._ready.popleft()
 
-    def close(self) -> None:
-        self._stream.close()
+    def leave(self) -> None:
+        """To who comes next, or closed where more than its answer has come, or less."""
+        is_clean = not (self.busy or self._ready or self._reader.waiting) and self._stream.is_quiet
+        if is_clean and self._entry.code_link is None and self._entry.guest is self._guest:
+            self._entry.code_link = self
+        else:
+            self._stream.close()
 
 
 class Codes:
@@ -98,7 +119,7 @@ class Codes:
         held.enter_context(self._access.busy(entry))
         try:
             link = await self._open(entry, guest)
-            held.callback(link.close)
+            held.callback(link.leave)
             request = {
                 **self._surroundings(entry),
                 "op": "run",
@@ -162,12 +183,13 @@ class Codes:
                 async with asyncio.timeout(CALL_SECONDS):
                     await link.send({**self._surroundings(entry), **request})
                     answer = await link.next()
+                    link.busy = False
             except TimeoutError:
                 raise _silent(entry) from None
             except ConnectionError as error:
                 raise await _lost(entry) from error
             finally:
-                link.close()
+                link.leave()
         if answer.get("type") == "refused":
             raise _refusal(code.refused(answer))
         if answer.get("type") != "reply":
@@ -186,20 +208,22 @@ class Codes:
 
     async def _open(self, entry: Entry, guest: GuestClient) -> CodeLink:
         """A connection to the bridge, which is started when it is not there. Raises `code.not_available`."""
+        if (kept := CodeLink.kept(entry, guest)) is not None:
+            return kept
         try:
-            return CodeLink(await guest.tunnel(code.CODE_PORT, timeout=DIAL_SECONDS), entry)
+            return CodeLink(await guest.tunnel(code.CODE_PORT, timeout=DIAL_SECONDS), entry, guest)
         except ClocheError as error:
             if error.code != "port.closed":
                 raise
         lock = self._starting.setdefault(entry.record.id, asyncio.Lock())
         try:
             async with lock:
-                return CodeLink(await self._started(entry, guest), entry)
+                return CodeLink(await self._started(entry, guest), entry, guest)
         finally:
             if not lock.locked():
                 self._starting.pop(entry.record.id, None)
 
-    async def _started(self, entry: Entry, guest: GuestClient) -> ByteStream:
+    async def _started(self, entry: Entry, guest: GuestClient) -> LastingStream:
         until = asyncio.timeout(START_SECONDS)
         begun = False
         try:
@@ -253,6 +277,7 @@ class CodeStream:
         except ConnectionError as error:
             raise await _lost(self._entry) from error
         if isinstance(first, CodeRefused):
+            self._link.busy = False
             raise _refusal(first)
         if not isinstance(first, CodeStarted):
             raise code.nonsense("a run that has not started")
@@ -272,6 +297,7 @@ class CodeStream:
                 event = await self._next(patience)
                 left -= patience.passed
                 if isinstance(event, CodeEnd):
+                    self._link.busy = False
                     metrics.execs.labels(f"code_{event.status}").inc()
                     metrics.exec_seconds.observe(event.duration_ms / 1000)
                     yield event
@@ -332,7 +358,9 @@ def _refusal(found: CodeRefused) -> ClocheError:
         return ClocheError("code.not_waiting", "no code of this context waits for input")
     if reason == "no_language":
         return ClocheError(
-            "request.invalid", "this sandbox has no kernel for the language", details={"field": "language"}
+            "request.invalid",
+            "the template of this sandbox has no kernel for the language; python and bash are always there",
+            details={"field": "language"},
         )
     if reason == "no_user":
         return ClocheError("exec.user_not_found", "the user of the sandbox does not exist in it")

@@ -68,6 +68,8 @@ class Entry:
     #: The budget that was opened for it, until whoever minds budgets has taken it.
     account: Account | None = None
     processes: ProcessTable = field(default_factory=ProcessTable)
+    #: A connection to the code interpreter that nobody uses now; what it is, `app.code` knows.
+    code_link: object = None
     #: It was created with services.
     has_services: bool = False
     mailbox: asyncio.Queue[Message] = field(default_factory=asyncio.Queue)

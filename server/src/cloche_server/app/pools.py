@@ -1,8 +1,9 @@
 """Two pools that hide the cost of a start: launched processes, and restored and warmed machines.
 
-One task refills them in the background, one machine at a time; every pooled machine is promised in the
-ledger like a sandbox. A pooled machine that dies is noticed, cleared away and replaced. While the pools are full and
-nobody comes, the warm machines practise one after another what takes longer (see `practice.py`).
+One task refills them in the background, one machine at a time; every pooled machine is promised in the ledger like a
+sandbox, and gives way to sandboxes where processors are wanted. A pooled machine that dies is noticed, cleared away and
+replaced. While the pools are full and nobody comes, the warm machines practise one after another what takes longer (see
+`practice.py`).
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ class Pools:
                 slot = min(fit, key=self._readiness)
                 self._slots[kind].remove(slot)
                 self._leave_alone(slot)
+                slot.machine.stand_back(template.shape.cpus, back=False)
                 self._taken_at = time.monotonic()
                 self._changed.set()
                 return slot
@@ -94,6 +96,7 @@ class Pools:
 
     def put_back(self, slot: Slot) -> None:
         """Undoes `take` for a slot that was not touched."""
+        slot.machine.stand_back(slot.template.shape.cpus, back=True)
         self._slots[slot.mode].appendleft(slot)
 
     def promised(self) -> set[str]:
@@ -230,6 +233,7 @@ class Pools:
         except BaseException:
             self._capacity.release(machine_id)
             raise
+        slot.machine.stand_back(template.shape.cpus, back=True)
         try:
             if kind is BootMode.WARM:
                 await self._machines.restore(slot)

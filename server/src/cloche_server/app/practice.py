@@ -45,12 +45,13 @@ async def _kernel(guest: GuestClient) -> None:
         if error.code != "port.closed":
             raise
         return
+    reader = code.FrameReader()
     try:
         async with asyncio.timeout(_SECONDS):
             await stream.write(code.frame({"op": "practise"}))
-            while await stream.read():
+            while (data := await stream.read()) and not reader.feed(data):
                 pass
-    except (ConnectionError, TimeoutError):
+    except (ConnectionError, TimeoutError, ClocheError):
         pass  # a kernel that is not well says so to whoever uses it
     finally:
         stream.close()

@@ -19,7 +19,7 @@ from cloche_server.core.errors import ClocheError
 CODE_PORT: Final = 1011
 BRIDGE: Final = "/usr/local/lib/cloche/code-bridge"
 TEMPLATE: Final = "code-interpreter"
-LANGUAGES: Final = ("python", "javascript", "typescript", "bash")
+LANGUAGES: Final = ("python", "javascript", "typescript", "bash", "r")
 ALIASES: Final = {
     "py": "python",
     "python3": "python",
@@ -164,6 +164,11 @@ class FrameReader:
 
     def __init__(self) -> None:
         self._pending = bytearray()
+
+    @property
+    def waiting(self) -> bool:
+        """Half of a frame has come."""
+        return bool(self._pending)
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
         self._pending += data

@@ -147,6 +147,10 @@ class Machine(Protocol):
     async def tend(self) -> None:
         """House-keeping every few seconds: bounds the console log, goes on after a full disk."""
 
+    def stand_back(self, cpus: int, *, back: bool) -> None:
+        """Lets others have the processors first, or no more: a machine of so many vCPUs that nobody has yet must not
+        slow down those that somebody has. Takes microseconds."""
+
     def release(self) -> None:
         """Lets go of the process, which runs on."""
 

@@ -19,3 +19,11 @@ class ByteStream(Protocol):
 
     def close(self) -> None:
         """Ends it at once, in order when both directions have ended, and cut otherwise. May be called twice."""
+
+
+class LastingStream(ByteStream, Protocol):
+    """One that is kept for what comes later."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing has come that was not read, not even an end: it may be written to."""

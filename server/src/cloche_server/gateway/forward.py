@@ -185,12 +185,15 @@ async def relay(one: ByteStream, other: ByteStream, beat: Callable[[], None]) ->
             await sink.write(data)
         await sink.write_eof()
 
+    broke = False
     try:
         async with asyncio.TaskGroup() as group:
             group.create_task(carry(one, other))
             group.create_task(carry(other, one))
     except* ConnectionError:
-        raise ConnectionResetError("one side of the connection broke") from None
+        broke = True  # what is raised in here would come out in a group, which is no such error
+    if broke:
+        raise ConnectionResetError("one side of the connection broke")
 
 
 class _Reader:

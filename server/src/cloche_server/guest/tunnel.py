@@ -77,6 +77,11 @@ class GuestTunnel:
                 return data
         return b""
 
+    @property
+    def is_quiet(self) -> bool:
+        """Nothing has come that was not read, not even an end: it may be written to."""
+        return not (self._closed or self._frames.ended or self._stream.closed or self._stream.buf)
+
     async def write(self, data: bytes) -> None:
         try:
             await self._stream.send(data)

@@ -23,6 +23,8 @@ _PARENT: Final = "cloche"
 _PERIOD_US: Final = 100_000
 #: Weight of all machines together against everything else on the host, in ordinary processes.
 _ALL_TOGETHER: Final = 8
+#: What a machine that stands back has of its weight.
+_STANDING_BACK: Final = 10
 _REMOVE_TRIES: Final = 20
 
 
@@ -77,7 +79,7 @@ def values(version: int, limits: Limits) -> dict[str, list[tuple[str, str]]]:
     memory, disk, device = str(limits.memory_bytes), limits.disk_bps, limits.device
     if version == 2:
         return {
-            "cpu": [("cpu.max", f"{quota} {_PERIOD_US}"), ("cpu.weight", str(min(10000, 100 * limits.weight)))],
+            "cpu": [("cpu.max", f"{quota} {_PERIOD_US}"), _weight(2, limits.weight)],
             "memory": [("memory.max", memory), ("memory.swap.max", memory), ("memory.oom.group", "1")],
             "pids": [("pids.max", str(limits.pids))],
             "io": [("io.max", f"{device} rbps={disk} wbps={disk}")] if disk else [],
@@ -86,7 +88,7 @@ def values(version: int, limits: Limits) -> dict[str, list[tuple[str, str]]]:
         "cpu": [
             ("cpu.cfs_period_us", str(_PERIOD_US)),
             ("cpu.cfs_quota_us", quota),
-            ("cpu.shares", str(min(262144, 1024 * limits.weight))),
+            _weight(1, limits.weight),
         ],
         "memory": [("memory.limit_in_bytes", memory), ("memory.memsw.limit_in_bytes", memory)],
         "pids": [("pids.max", str(limits.pids))],
@@ -94,6 +96,13 @@ def values(version: int, limits: Limits) -> dict[str, list[tuple[str, str]]]:
         if disk
         else [],
     }
+
+
+def _weight(version: int, weight: int, part: int = 1) -> tuple[str, str]:
+    """File name and value; `part`: a whole, or a half, a third of it."""
+    if version == 2:
+        return "cpu.weight", str(max(1, min(10000, 100 * weight) // part))
+    return "cpu.shares", str(max(2, min(262144, 1024 * weight) // part))
 
 
 def device_of(path: Path) -> str:
@@ -171,6 +180,14 @@ class Groups:
             for part in (cpu / _PARENT, cpu / _PARENT / self._block):
                 _write(part / name, str(value * _ALL_TOGETHER), [])
         self._held_back, self._prepared = held_back, not held_back
+
+    def stand_back(self, machine: str, weight: int, *, back: bool) -> None:
+        """Gives a machine a small part of its weight while others want the processors, or all of it again. One that is
+        not limited stays as it is."""
+        folder = self._folders(machine).get("cpu")
+        if folder is not None:
+            name, value = _weight(self.facts.version, weight, _STANDING_BACK if back else 1)
+            _write(folder / name, value, [])
 
     def remove(self, machine: str) -> bool:
         """Removes the groups of a machine that has ended. False when a process is still in one."""

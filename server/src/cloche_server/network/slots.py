@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.netctl import MAX_FDS
@@ -98,12 +98,7 @@ class Slots:
         ready = self._ready.popleft() if self._ready else None
         self._wanted.set()
         opening = asyncio.get_running_loop().run_in_executor(None, self._open, self.path(machine_id), ready)
-        cancelled: asyncio.CancelledError | None = None
-        while not opening.done():
-            try:
-                await asyncio.wait({opening})
-            except asyncio.CancelledError as error:  # the thread cannot be stopped
-                cancelled = error
+        cancelled = await _done(opening)
         if cancelled is not None:
             if opening.exception() is None:
                 os.close(opening.result())
@@ -153,13 +148,18 @@ class Slots:
             self._wanted.clear()
             while len(self._ready) < self._prepared:
                 path = self.root / f"{_READY}{next(self._numbers)}"
-                try:
-                    await asyncio.to_thread(_make, path)
-                except (OSError, ClocheError) as error:
+                making = asyncio.get_running_loop().run_in_executor(None, _make, path)
+                cancelled = await _done(making)
+                error = making.exception()
+                if error is None:
+                    self._ready.append(path)  # also of one that is cancelled: `drain` finds it
+                if cancelled is not None:
+                    raise cancelled
+                if isinstance(error, OSError | ClocheError):
                     _log.error("slot.not_made", error=str(error))
                     await asyncio.sleep(BACKOFF)
-                    continue
-                self._ready.append(path)
+                elif error is not None:
+                    raise error
             await self._wanted.wait()
             await asyncio.sleep(SETTLE)
 
@@ -167,6 +167,17 @@ class Slots:
         """Removes those that are ready."""
         while self._ready:
             await asyncio.to_thread(netns.remove, self._ready.popleft())
+
+
+async def _done(work: asyncio.Future[Any]) -> asyncio.CancelledError | None:
+    """Waits for a thread, which cannot be stopped; whether somebody has cancelled meanwhile."""
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return cancelled
 
 
 def _make(path: Path) -> None:

@@ -285,6 +285,10 @@ class QemuMachine:
         await asyncio.to_thread(self._forget)
         self.release()
 
+    def stand_back(self, cpus: int, *, back: bool) -> None:
+        if self._config is not None and self._config.wall is not None:
+            self._config.wall.groups.stand_back(self._id, cpus, back=back)
+
     def release(self) -> None:
         if self._qmp is not None:
             self._qmp.close()
