@@ -181,19 +181,6 @@ def test_death_by_memory_is_told_as_such(shared: Box) -> None:
     assert "out of memory" in ended["termination"]["detail"]
 
 
-def test_a_pool_that_wants_too_much_is_told_so(shared: Box) -> None:
-    """F34: 64 workers of 50 MB. Whichever of them is killed, the command ends, and says why."""
-    program = (
-        "import concurrent.futures as c\n"
-        "def work(n):\n b = bytearray(50 << 20); b[::4096] = b'x' * len(b[::4096]); return n\n"
-        "with c.ProcessPoolExecutor(64) as pool: print(sum(pool.map(work, range(64))))\n"
-    )
-    one = start(shared, argv=["python3", "-c", program], timeout_seconds=120)
-    ended = call(shared, "GET", f"/{one}/wait", params={"timeout": 150})
-    assert ended["exit_code"] != 0
-    assert ended["termination"]["reason"] == "oom", ended
-
-
 def test_a_fork_bomb_is_killed_whole(shared: Box) -> None:
     one = start(shared, command="bomb() { bomb | bomb & }; bomb; sleep 600")
     assert [shared.sh("echo on") for _ in range(3)] == ["on\n"] * 3

@@ -142,8 +142,8 @@ def test_other_languages(box: Box) -> None:
     assert run(box, "echo $A$FROM_SANDBOX", language="bash")["stdout"] == "5yes\n"
     assert value(box, "const n: number = await Promise.resolve(20); n + 1", language="ts") == "21"
     here = "`${Deno.env.get('OF_THIS_RUN')} ${Deno.cwd()}`"
-    assert value(box, here, language="ts", env={"OF_THIS_RUN": 'a "ü"'}, cwd="/usr") == 'a "ü" /usr'
-    assert value(box, here, language="ts") == "undefined /tmp"
+    assert value(box, here, language="ts", env={"OF_THIS_RUN": 'a "ü"'}, cwd="/usr") == "'a \"ü\" /usr'"
+    assert value(box, here, language="ts") == '"undefined /tmp"'
     assert run(box, "1", language="ts", cwd="/nowhere")["error"]["name"] == "NotFound"
     failed = run(box, "throw new TypeError('no ' + n)", language="typescript")
     assert (failed["status"], failed["error"]["name"], failed["error"]["message"]) == ("error", "TypeError", "no 20")

@@ -134,7 +134,8 @@ class Parts:
             practise_after=settings.pool_practice_seconds,
         )
         self.supervisor = Supervisor(self.store, self.machines, self.capacity, clock, self._group)
-        self.access = Access(self.supervisor, self.store, clock)
+        access = self.access = Access(self.supervisor, self.store, clock)
+        self.pools.last_use = lambda: access.used_at
         self.reconciler = Reconciler(self.store, self.machines, self.capacity, self.supervisor, self.snapshots, clock)
         baker = Baker(settings.data, engine, self.catalog, clock, network)
         self.creator = Creator(

@@ -35,6 +35,8 @@ class Access:
         self._supervisor = supervisor
         self._store = store
         self._clock = clock
+        #: When somebody began, or ended, something in any sandbox (monotonic).
+        self.used_at = float("-inf")
 
     async def find(self, workspace: str, sandbox_id: str) -> Entry:
         """Raises `sandbox.not_found`; for a sandbox that has ended its details say how and when."""
@@ -114,11 +116,12 @@ class Access:
     def busy(self, entry: Entry) -> Iterator[None]:
         """While something runs in the sandbox it is not idle."""
         entry.running_execs += 1
+        self.used_at = self._clock.monotonic()
         try:
             yield
         finally:
             entry.running_execs -= 1
-            entry.last_activity = self._clock.monotonic()
+            entry.last_activity = self.used_at = self._clock.monotonic()
 
     def idle_seconds(self, entry: Entry) -> int:
         if entry.in_use:

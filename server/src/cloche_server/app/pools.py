@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from cloche_server.app.capacity import Capacity
@@ -27,7 +28,8 @@ _log = log.get("pools")
 #: After a failed refill: wait this long, doubled each time up to the maximum (seconds).
 BACKOFF = (1.0, 60.0)
 
-#: After a machine was taken the refill waits this long for quiet, and at most so long (seconds).
+#: After a machine was taken, or something has begun or ended in a sandbox, the refill waits this long for quiet, and at
+#: most so long for each machine (seconds).
 SETTLE = 0.3
 SETTLE_MOST = 2.0
 
@@ -50,6 +52,8 @@ class Pools:
         self._templates: tuple[BakedTemplate, ...] = ()
         self._changed = asyncio.Event()
         self._taken_at = self._filled_at = float("-inf")
+        #: When somebody used a sandbox last (monotonic).
+        self.last_use: Callable[[], float] = lambda: float("-inf")
         #: The machine that is being made now, promised but in no pool yet.
         self._filling: asyncio.Task[bool] | None = None
         self._filling_id = ""
@@ -150,11 +154,14 @@ class Pools:
                 pause = min(pause * 2, BACKOFF[1])
 
     async def _settle(self) -> None:
-        """Lets a create and its first command have the processors before a refill takes them; under a steady
-        stream of creates the refill goes on after `SETTLE_MOST` all the same."""
-        began = time.monotonic()
-        while (quiet := self._taken_at + SETTLE - time.monotonic()) > 0 and time.monotonic() - began < SETTLE_MOST:  # noqa: ASYNC110 - it is the clock that is waited for
-            await asyncio.sleep(quiet)
+        """Lets a create and its first commands have the processors before a refill takes them; under a steady stream
+        of them the refill goes on after `SETTLE_MOST` all the same."""
+        until = time.monotonic() + SETTLE_MOST
+        while (now := time.monotonic()) < until:
+            quiet = max(self._taken_at, self.last_use()) + SETTLE - now
+            if quiet <= 0:
+                return
+            await asyncio.sleep(min(quiet, until - now))
 
     async def _practise_one(self) -> bool:
         """Lets a warm machine practise when it is quiet. Ends as soon as the pools have changed. False when there was
