@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,28 @@ async def test_what_is_taken_is_replaced(host: Host, base: BakedTemplate, runnin
     assert slot.mode is BootMode.WARM
     await settle(host.pools.quick_to_fill)
     assert promised(host) == 5
+    await host.machines.discard(slot)
+    host.capacity.release(slot.id)
+
+
+async def test_a_refill_waits_while_sandboxes_are_used(
+    host: Host, base: BakedTemplate, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pools_module, "SETTLE", 0.01)
+    monkeypatch.setattr(pools_module, "SETTLE_MOST", 1000.0)
+    looked: list[None] = []
+
+    def used_now() -> float:
+        looked.append(None)
+        return time.monotonic()
+
+    host.pools.last_use = used_now
+    slot = host.pools.take(base)
+    assert slot is not None
+    await settle(lambda: len(looked) > 5)
+    assert not host.pools.quick_to_fill()
+    host.pools.last_use = lambda: float("-inf")
+    await settle(host.pools.quick_to_fill)
     await host.machines.discard(slot)
     host.capacity.release(slot.id)
 
