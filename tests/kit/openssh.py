@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,11 +10,6 @@ from pathlib import Path
 from kit.client import Api
 
 Done = subprocess.CompletedProcess[bytes]
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @dataclass(frozen=True)

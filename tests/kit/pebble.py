@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import time
@@ -29,6 +28,7 @@ import pytest
 
 from cloche_server.host.certificates import issue, make_authority
 from kit.data import CHECKOUT
+from kit.free_ports import free_port
 
 VERSION = "v2.10.3"
 #: Its sources, with the sums of all of them.
@@ -94,11 +94,6 @@ def _go(words: list[str], environment: Mapping[str, str], seconds: float, done: 
             f"{SOURCE} {VERSION} cannot be {done} for the tests of ACME: {said.strip()[-500:]} "
             "(Go needs a module proxy that answers: see `go env GOPROXY`)"
         )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return int(one.getsockname()[1])
 
 
 @dataclass

@@ -16,7 +16,8 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from cloche_server.storage.certificates import CertificateFiles
 from kit import truth
-from kit.pebble import Pebble, free_port, pebble
+from kit.free_ports import free_port
+from kit.pebble import Pebble, pebble
 from kit.server import Server
 
 BASE = "preview.example.test"

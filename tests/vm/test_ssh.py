@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 
 from kit.client import Api, Box
-from kit.openssh import OpenSsh, free_port, run
+from kit.free_ports import free_port
+from kit.openssh import OpenSsh, run
 from kit.server import Server
 from kit.until import until
 

@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 from kit.client import Api, Box
-from kit.openssh import OpenSsh, free_port
+from kit.free_ports import free_port
+from kit.openssh import OpenSsh
 from kit.server import Server
 from kit.until import until
 
