@@ -81,7 +81,7 @@ class Outbox:
         self.event({"type": "result", "main": main, "data": data, "dropped": dropped})
 
     def event(self, data: dict[str, Any]) -> None:
-        if self.closed:
+        if self.closed or self._ended:  # a beat behind the last one would be taken for the answer to what comes next
             return
         self._cut()
         self._tell_dropped()
