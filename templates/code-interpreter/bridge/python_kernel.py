@@ -8,6 +8,7 @@ import codecs
 import contextlib
 import contextvars
 import fcntl
+import functools
 import os
 import select
 import sys
@@ -18,9 +19,11 @@ import warnings
 from typing import Any
 
 import zmq
+from ipykernel import ipkernel
 from ipykernel.iostream import OutStream
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
+from ipykernel.kernelbase import _accepts_parameters
 from IPython.core.error import StdinNotImplementedError
 from traitlets.config import Config
 
@@ -41,6 +44,7 @@ class Kernel(IPythonKernel):
         super().__init__(**options)
         self._seen = identity()
         self._loop: Any = None
+        self._once = TransformOnce(self.shell)
         reseed()
 
     async def do_execute(  # type: ignore[no-untyped-def]
@@ -64,6 +68,7 @@ class Kernel(IPythonKernel):
             self._seen = now
             reseed()
         os.environ.update(wanted.get("base") or {})
+        self._once.forget()
         try:
             if wanted.get("home"):
                 os.chdir(wanted["home"])
@@ -84,6 +89,20 @@ class Kernel(IPythonKernel):
         behind it, are those of the kernel."""
         self._loop._run_once = leave
 
+    @property
+    def _supports_kernel_subshells(self) -> bool:
+        return False
+
+    # Who runs a cell by the bridge knows that the kernel is busy, and with what; other clients of Jupyter are told.
+
+    def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
+        if status != "busy" or not is_ours(parent or self.get_parent(channel)):
+            super()._publish_status(status, channel, parent)
+
+    def _publish_execute_input(self, code: str, parent: Any, execution_count: int) -> None:
+        if not is_ours(parent):
+            super()._publish_execute_input(code, parent, execution_count)
+
     def raw_input(self, prompt: str = "") -> str:
         if not self._allow_stdin:
             raise StdinNotImplementedError(NO_INPUT)
@@ -93,6 +112,29 @@ class Kernel(IPythonKernel):
         if not self._allow_stdin:
             raise StdinNotImplementedError(NO_INPUT)
         return super().getpass(prompt)
+
+
+def is_ours(parent: Any) -> bool:
+    """Whether a request is the bridge's."""
+    return "cloche" in (parent.get("metadata") or ())
+
+
+class TransformOnce:
+    """ipykernel puts a cell into Python to see whether it is to be awaited, and IPython then does the same again."""
+
+    def __init__(self, shell: Any) -> None:
+        self._transform = shell.transform_cell
+        self._done: tuple[str, str] | None = None
+        shell.transform_cell = self
+
+    def __call__(self, code: str) -> str:
+        if self._done is None or self._done[0] != code:
+            self._done = code, self._transform(code)
+        return self._done[1]
+
+    def forget(self) -> None:
+        """A cell may change what the next ones are put into."""
+        self._done = None
 
 
 class Surroundings:
@@ -130,6 +172,21 @@ class App(IPKernelApp):
         context.setsockopt(zmq.SNDHWM, 0)
         super().init_iopub(context)
 
+    def init_control(self, context: zmq.Context) -> None:
+        super().init_control(context)
+        self.shell_channel_thread.io_loop.close(all_fds=True)
+        self.shell_channel_thread = NoThread()
+
+
+class NoThread:
+    """In place of the thread that hands requests to subshells: a cell would wait for it twice, and nobody has any."""
+
+    def __init__(self) -> None:
+        self.parent_thread = threading.current_thread()
+
+    def __bool__(self) -> bool:
+        return False
+
 
 def run(connection: str) -> None:
     """Returns when the kernel is shut down."""
@@ -145,6 +202,7 @@ def run(connection: str) -> None:
     app.log.setLevel(50)
     # What comes by the other sockets is waited for by its reader, so a reply need not wait for it.
     app.kernel._execute_sleep = 0
+    ipkernel._accepts_parameters = accepts
     shell = app.kernel.shell
     # Nobody looks at the title of a terminal, and colours are for those who can see them.
     os.environ.update(TERM="dumb", CLICOLOR="0")
@@ -180,6 +238,16 @@ def add_charts(shell: Any) -> None:
     shell.display_formatter.formatters[CHART] = formatter
 
 
+@functools.lru_cache(16)
+def _accepted(method: Any, names: tuple[str, ...]) -> dict[str, bool]:
+    return _accepts_parameters(method, names)
+
+
+def accepts(method: Any, names: list[str]) -> dict[str, bool]:
+    """What ipykernel asks of the same method with every cell."""
+    return _accepted(method, tuple(names))
+
+
 def leave() -> None:
     with contextlib.suppress(Exception):
         sys.stdout.flush()
@@ -187,12 +255,15 @@ def leave() -> None:
     os._exit(0)
 
 
-def identity() -> str:
+def identity() -> bytes:
     try:
-        with open(IDENTITY) as file:
-            return file.read()
+        file = os.open(IDENTITY, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return ""
+        return b""
+    try:
+        return os.read(file, 64)
+    finally:
+        os.close(file)
 
 
 def reseed() -> None:
