@@ -14,6 +14,7 @@ import (
 	"cloche.dev/agent/internal/machine"
 	"cloche.dev/agent/internal/scp"
 	"cloche.dev/agent/internal/sftp"
+	"cloche.dev/agent/internal/sys"
 )
 
 func main() {
@@ -46,12 +47,14 @@ func main() {
 func tool(name string, args []string) {
 	switch name {
 	case "sftp":
-		if err := sftp.Serve(os.Stdin, os.Stdout, slices.Contains(args, "plain-links")); err != nil {
+		sys.Batch()
+		if err := sftp.Serve(sys.Raw(0), sys.Raw(1), slices.Contains(args, "plain-links")); err != nil {
 			fmt.Fprintln(os.Stderr, "sftp:", err)
 			os.Exit(1)
 		}
 		os.Exit(0)
 	case "scp":
+		sys.Batch()
 		os.Exit(scp.Run(args, os.Stdin, os.Stdout))
 	}
 }

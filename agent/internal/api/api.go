@@ -73,6 +73,7 @@ func (a *API) Handler() http.Handler {
 		"GET /v1/exec/{id}/output":  a.execOutput,
 		"GET /v1/exec/{id}/wait":    a.execWait,
 		"POST /v1/exec/{id}/stdin":  a.execInput,
+		"POST /v1/exec/{id}/feed":   a.execFeed,
 		"POST /v1/exec/{id}/signal": a.execSignal,
 		"POST /v1/exec/{id}/resize": a.execResize,
 		"GET /v1/processes":         a.processes,

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"io"
 	"net/http"
 	"strconv"
@@ -136,6 +137,25 @@ func (a *API) execInput(w http.ResponseWriter, r *http.Request) error {
 		done.Closed = true
 	}
 	return reply(w, http.StatusOK, done)
+}
+
+// execFeed answers before it reads, so that the host can send as long as it likes.
+func (a *API) execFeed(w http.ResponseWriter, r *http.Request) error {
+	feed, err := a.Procs.Feed(r.PathValue("id"))
+	if err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(http.StatusOK)
+	if err := http.NewResponseController(w).Flush(); err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	done, err := feed.From(r.Context(), r.Body)
+	if err != nil {
+		panic(http.ErrAbortHandler) // too late for an answer: a reset tells that it is not whole
+	}
+	_ = json.NewEncoder(w).Encode(done)
+	return nil
 }
 
 func (a *API) execSignal(w http.ResponseWriter, r *http.Request) error {

@@ -4,21 +4,18 @@ import (
 	"os"
 	"slices"
 	"strconv"
+
+	"cloche.dev/agent/internal/sys"
 )
 
-// monitorSlack is how far the kernel may put off the wake-ups of the Go
-// runtime's monitor thread.
-const monitorSlack = 20_000_000 // ns
-
-// CalmMonitor slows the runtime's monitor thread down. While anything runs it
-// wakes up every 20 µs to look for goroutines that are stuck in system calls.
-// Each time it interrupts the command that runs, and two switches of the
-// address space empty the TLB, which under emulation costs a millisecond. The
+// CalmMonitor slows the runtime's monitor thread down. Each time that it
+// interrupts the command that runs, two switches of the address space empty the
+// TLB, which under emulation costs a millisecond. The
 // price: a goroutine in a long system call holds up the others for up to
 // twice this time. The thread is the first that the runtime starts.
 //
 // Threads that the monitor starts inherit the slack; fork puts it right for
-// commands (sys.DefaultSlack).
+// commands (sys.SetSlack).
 func CalmMonitor() {
 	entries, err := os.ReadDir("/proc/self/task")
 	if err != nil {
@@ -34,5 +31,5 @@ func CalmMonitor() {
 		return
 	}
 	path := "/proc/" + strconv.Itoa(slices.Min(ids)) + "/timerslack_ns"
-	_ = os.WriteFile(path, []byte(strconv.Itoa(monitorSlack)), 0)
+	_ = os.WriteFile(path, []byte(strconv.FormatInt(sys.MonitorSlack.Nanoseconds(), 10)), 0)
 }

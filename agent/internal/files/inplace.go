@@ -127,31 +127,6 @@ func (f fdReader) Read(b []byte) (int, error) {
 	}
 }
 
-// fill writes all of body into fd, in large pieces.
-func fill(fd int, body io.Reader) (total int64, err error) {
-	bp := copyBuffers.Get().(*[]byte)
-	defer copyBuffers.Put(bp)
-	buf, used := *bp, 0
-	for err == nil {
-		var n int
-		n, err = body.Read(buf[used:])
-		used += n
-		if used < len(buf)/2 && err == nil {
-			continue
-		}
-		w, werr := writeAll(fd, buf[:used])
-		total += int64(w)
-		if werr != nil {
-			return total, werr
-		}
-		used = 0
-	}
-	if err == io.EOF {
-		err = nil
-	}
-	return total, err
-}
-
 func writeAll(fd int, b []byte) (int, error) {
 	done := 0
 	for done < len(b) {

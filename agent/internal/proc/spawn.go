@@ -22,8 +22,15 @@ type pipes struct {
 	shared         bool // child[0] belongs to everybody
 }
 
-// pipeSize is what a new pipe holds.
-const pipeSize = 64 << 10
+const (
+	// pipeSize is what a new pipe holds.
+	pipeSize = 64 << 10
+	// widePipe is what those of a command hold that somebody is at, and
+	// widestPipe those of a transfer of files: each time that one is full or
+	// empty another process has its turn.
+	widePipe   = 256 << 10
+	widestPipe = 1 << 20
+)
 
 func (m *Manager) openPipes(r *Request, id *users.Identity) (*pipes, error) {
 	p := &pipes{child: [3]int{-1, -1, -1}}
@@ -71,6 +78,14 @@ func (p *pipes) open(null int, r *Request, id *users.Identity) (err error) {
 	p.child[0] = fd[0]
 	chown(fd[0], id)
 	if keep {
+		if !r.Detach {
+			size := widePipe
+			if r.Tools {
+				size = widestPipe
+			}
+			sys.WidenPipe(fd[1], size)
+			sys.WidenPipe(p.child[1], size)
+		}
 		p.kept, err = pollable(fd[1], "stdin")
 		return err
 	}
@@ -147,7 +162,11 @@ func (m *Manager) fork(p *plan, std *pipes, cg *cgroup.Group) (int, <-chan Ended
 	return m.Reaper.Start(func() (int, error) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		sys.DefaultSlack()
+		slack := sys.UsualSlack
+		if p.tools {
+			slack = sys.MonitorSlack // they have such a thread, and no timers
+		}
+		sys.SetSlack(slack)
 		pid, err := syscall.ForkExec(p.path, p.argv, attr)
 		if err == nil && attr.Sys.Ptrace {
 			err = limit(pid, p.rlimits)

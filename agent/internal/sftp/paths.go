@@ -34,14 +34,14 @@ func (s *Server) readdir(id uint32, p *in) (bool, error) {
 	// What vanishes meanwhile is left out, so it may take more than one round.
 	for {
 		if len(h.list) == 0 {
-			n, err := syscall.ReadDirent(h.fd, s.data[:32<<10])
+			n, err := syscall.ReadDirent(h.fd, s.entries[:])
 			if err != nil {
 				return false, err
 			}
 			if n == 0 {
 				return false, errEnd
 			}
-			_, _, h.list = syscall.ParseDirent(s.data[:n], -1, nil)
+			_, _, h.list = syscall.ParseDirent(s.entries[:n], -1, nil)
 			continue
 		}
 		batch := h.list[:min(len(h.list), listBatch)]

@@ -9,6 +9,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"io"
+	"slices"
 	"strconv"
 	"syscall"
 )
@@ -16,8 +17,9 @@ import (
 const (
 	// maxPacket bounds what a client may send at once, and what it is sent.
 	maxPacket = 256 << 10
-	// maxData is what one read or write moves; the rest is for the head.
-	maxData = maxPacket - 1024
+	// maxData is what one read or write moves: whole blocks; the rest is for the
+	// head.
+	maxData = maxPacket - 4096
 	// maxHandles bounds open files.
 	maxHandles = 1024
 	// listBatch is how many names come in one answer.
@@ -44,7 +46,8 @@ type Server struct {
 	next    uint64
 	names   names
 	o       out
-	data    []byte
+	entries [32 << 10]byte // of a directory, as the kernel gives them
+	run     run
 	// plain: a request for a link has the fields in the order of the draft and
 	// not in that of OpenSSH.
 	plain bool
@@ -57,9 +60,10 @@ func Serve(r io.Reader, w io.Writer, plain bool) error {
 	home()
 	s := &Server{
 		plain: plain,
-		r:     bufio.NewReaderSize(r, maxPacket+4), w: bufio.NewWriterSize(w, maxPacket+4),
-		handles: map[string]*handle{}, data: make([]byte, maxData),
-		names: names{map[uint32]string{}, map[uint32]string{}},
+		r:     bufio.NewReaderSize(r, maxRun), w: bufio.NewWriterSize(w, 64<<10),
+		handles: map[string]*handle{},
+		names:   names{map[uint32]string{}, map[uint32]string{}},
+		run:     run{buf: make([]byte, 0, maxRun)},
 	}
 	defer s.closeAll()
 	packet := make([]byte, maxPacket)
@@ -79,6 +83,18 @@ func Serve(r io.Reader, w io.Writer, plain bool) error {
 			}
 			return err
 		}
+		if packet[0] == fxpWrite {
+			gathered, err := s.gather(packet[1:n])
+			if err != nil {
+				return err
+			}
+			if gathered {
+				continue
+			}
+		}
+		if err := s.endRun(); err != nil {
+			return err
+		}
 		if _, err := s.w.Write(s.answer(packet[0], &in{b: packet[1:n]})); err != nil {
 			return err
 		}
@@ -88,7 +104,7 @@ func Serve(r io.Reader, w io.Writer, plain bool) error {
 // fill reads so many bytes. The client gets its answers before it is waited for.
 func (s *Server) fill(b []byte) error {
 	if s.r.Buffered() < len(b) {
-		if err := s.w.Flush(); err != nil {
+		if err := errors.Join(s.endRun(), s.w.Flush()); err != nil {
 			return err
 		}
 	}
@@ -239,9 +255,14 @@ func (s *Server) read(id uint32, p *in) (bool, error) {
 	if err != nil || p.err != nil {
 		return false, err
 	}
-	n, err := syscall.Pread(h.fd, s.data[:min(count, maxData)], int64(offset))
+	// Straight into the answer: a copy of it would be as much work again.
+	s.o.begin(fxpData, id).u32(0)
+	head := len(s.o.b)
+	s.o.b = slices.Grow(s.o.b, maxData)
+	room := s.o.b[head : head+int(min(count, maxData))]
+	n, err := syscall.Pread(h.fd, room, int64(offset))
 	for err == syscall.EINTR {
-		n, err = syscall.Pread(h.fd, s.data[:min(count, maxData)], int64(offset))
+		n, err = syscall.Pread(h.fd, room, int64(offset))
 	}
 	switch {
 	case err != nil:
@@ -249,8 +270,8 @@ func (s *Server) read(id uint32, p *in) (bool, error) {
 	case n == 0 && count > 0:
 		return false, errEnd
 	}
-	s.o.begin(fxpData, id).u32(uint32(n))
-	s.o.b = append(s.o.b, s.data[:n]...)
+	binary.BigEndian.PutUint32(s.o.b[head-4:], uint32(n))
+	s.o.b = s.o.b[:head+n]
 	return true, nil
 }
 
@@ -260,12 +281,20 @@ func (s *Server) write(p *in) error {
 	if err != nil || p.err != nil {
 		return err
 	}
-	for len(data) > 0 {
+	_, err = h.write(data, int64(offset))
+	return err
+}
+
+// write writes all of data, or says how much of it.
+func (h *handle) write(data []byte, at int64) (int, error) {
+	done := 0
+	for done < len(data) {
 		var n int
+		var err error
 		if h.append {
-			n, err = syscall.Write(h.fd, data)
+			n, err = syscall.Write(h.fd, data[done:])
 		} else {
-			n, err = syscall.Pwrite(h.fd, data, int64(offset))
+			n, err = syscall.Pwrite(h.fd, data[done:], at+int64(done))
 		}
 		if err == syscall.EINTR {
 			continue
@@ -274,11 +303,11 @@ func (s *Server) write(p *in) error {
 			err = syscall.EIO // or it would be tried for ever
 		}
 		if err != nil {
-			return err
+			return done, err
 		}
-		data, offset = data[n:], offset+uint64(n)
+		done += n
 	}
-	return nil
+	return done, nil
 }
 
 func (s *Server) stat(typ byte, id uint32, p *in) (bool, error) {

@@ -1,7 +1,9 @@
 package sys
 
 import (
+	"runtime"
 	"syscall"
+	"time"
 	"unsafe"
 )
 
@@ -127,14 +129,35 @@ func SetClock(ns int64) error {
 	return errno(no)
 }
 
-// DefaultSlack gives this thread, and so its children, the usual precision of
+const (
+	// UsualSlack is how far the kernel puts off the timers of a thread.
+	UsualSlack = 50 * time.Microsecond
+	// MonitorSlack is that of the monitor thread of Go's runtime. While
+	// anything runs it wakes up every 20 µs, to look for goroutines that are
+	// stuck in system calls, and each time interrupts what runs.
+	MonitorSlack = 20 * time.Millisecond
+)
+
+// SetSlack gives this thread, and so its children, the precision of their
 // timers.
-func DefaultSlack() {
-	const (
-		prSetTimerSlack = 29
-		usual           = 50_000 // ns
-	)
-	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetTimerSlack, usual, 0)
+func SetSlack(slack time.Duration) {
+	const prSetTimerSlack = 29
+	_, _, _ = syscall.RawSyscall(syscall.SYS_PRCTL, prSetTimerSlack, uintptr(slack), 0)
+}
+
+// Batch keeps this goroutine's thread from interrupting whoever wakes it: it
+// goes on when the other one waits, and finds more to do at once.
+func Batch() {
+	runtime.LockOSThread()
+	const schedBatch = 3
+	var priority int32
+	_, _, _ = syscall.RawSyscall(syscall.SYS_SCHED_SETSCHEDULER, 0, schedBatch, uintptr(unsafe.Pointer(&priority)))
+}
+
+// WidenPipe lets a pipe hold more. Where that is not allowed it stays as it is.
+func WidenPipe(fd, size int) {
+	const setPipeSize = 1031
+	_, _, _ = syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), setPipeSize, uintptr(size))
 }
 
 // SetNonblock sets O_NONBLOCK and no other status flag.

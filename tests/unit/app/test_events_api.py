@@ -223,7 +223,7 @@ async def test_retention_by_age(front: Front) -> None:
 # ------------------------------------------------------------------ readers that come back
 
 
-@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("number", range(2))
 async def test_readers_that_break_off_anywhere(front: Front, number: int) -> None:
     """Ten at once, each breaking off at random points and coming back: each sees every event once and in order."""
     total, sandboxes = 120, [(await front.host.create()).id for _ in range(2)]

@@ -6,7 +6,7 @@ import importlib.util
 import sys
 from types import ModuleType
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jupyter_client.session import Session
 
@@ -30,6 +30,8 @@ JSON = st.recursive(
 )
 
 
+# Jupyter's own session takes half a second for what has many parts.
+@settings(max_examples=25)
 @given(content=st.dictionaries(st.text(), JSON, max_size=4), kind=st.text(min_size=1))
 def test_jupyters_own_session_reads_it_and_the_other_way(content: dict[str, object], kind: str) -> None:
     signer = messages.Signer()

@@ -13,15 +13,13 @@ from cloche_server.app.exec import laid_out, lost
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.process import Size
 from cloche_server.guest.client import GuestClient
+from cloche_server.guest.feed import IN_FLIGHT, IN_FLIGHT_OF_FILES, GuestFeed
 from cloche_server.guest.frames import STDERR, Exit, Output
-from cloche_server.guest.processes import WRITE_MAX
 from cloche_server.guest.streams import ExecCall
 from cloche_server.guest.types import ExecRequest
 from cloche_server.host.clock import random_bytes
 from cloche_server.telemetry import metrics
 
-#: A write is cut into pieces of so long, so that a guest that has gone is noticed (seconds).
-WRITE_PIECE: Final = 10.0
 #: What is no failure of a caller: the command has ended, or reads no more.
 _OVER: Final = frozenset({"process.ended", "process.no_input", "process.no_terminal", "process.not_found"})
 #: The agent's own program, which commands with tools find open under this name.
@@ -52,13 +50,15 @@ class Attached:
     """One command. Iterate over `output` once, and always `aclose`: a command that runs then is hung up on."""
 
     def __init__(
-        self, entry: Entry, guest: GuestClient, call: ExecCall, id_: str, access: Access, *, tty: bool
+        self, entry: Entry, guest: GuestClient, call: ExecCall, id_: str, access: Access, wish: AttachWish
     ) -> None:
         self._entry = entry
         self._guest = guest
         self._call = call
         self._id = id_
-        self._tty = tty
+        self._tty = wish.pty is not None
+        self._most = IN_FLIGHT_OF_FILES if wish.tools else IN_FLIGHT
+        self._feed: GuestFeed | None = None
         self._held = contextlib.ExitStack()
         self._held.enter_context(access.busy(entry))
 
@@ -77,19 +77,13 @@ class Attached:
             raise await lost(self._entry, error) from error
 
     async def write(self, data: bytes) -> bool:
-        """Waits until it has taken everything. False: it takes no more."""
-        done = 0
-        while done < len(data):
-            piece = data[done : done + WRITE_MAX]
-            try:
-                written = await self._guest.process_write(self._id, piece, WRITE_PIECE)
-            except ClocheError as error:
-                return await self._over(error)
-            done += written.bytes
-            self._entry.traffic.bytes_in += written.bytes
-            if written.closed:
-                return False
-        return True
+        """Waits while it does not read. False: it takes no more."""
+        try:
+            took = await (await self._opened()).write(data)
+        except ClocheError as error:
+            return await self._over(error)
+        self._entry.traffic.bytes_in += len(data)
+        return took
 
     async def write_eof(self) -> None:
         """There is no more input. A terminal has no end; a character says so there."""
@@ -97,9 +91,14 @@ class Attached:
             await self.write(b"\x04")
             return
         try:
-            await self._guest.process_write(self._id, b"", WRITE_PIECE, close=True)
+            (await self._opened()).finish()
         except ClocheError as error:
             await self._over(error)
+
+    async def _opened(self) -> GuestFeed:
+        if self._feed is None:
+            self._feed = await self._guest.process_feed(self._id, most=self._most)
+        return self._feed
 
     async def signal(self, name: str) -> None:
         """`name` without SIG; to the process and its group."""
@@ -122,6 +121,8 @@ class Attached:
 
     async def aclose(self) -> None:
         self._held.close()
+        if self._feed is not None:
+            self._feed.close()
         await self._call.__aexit__(None, None, None)
 
 
@@ -151,4 +152,4 @@ class Attachments:
                 await call.__aenter__()
             except ClocheError as error:
                 raise await lost(entry, error) from error
-            return Attached(entry, guest, call, request.id, self._access, tty=wish.pty is not None)
+            return Attached(entry, guest, call, request.id, self._access, wish)

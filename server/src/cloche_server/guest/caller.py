@@ -122,7 +122,7 @@ class Caller:
         self, path: str, ctx: CallContext, *, query: Sequence[tuple[str, str]], most: int, timeout: float = CALL_SECONDS
     ) -> tuple[Stream, Response]:
         """A call whose body and answer go on side by side, see `Link.duplex`; error answers are raised as in `open`."""
-        target = path + "?" + "&".join(f"{name}={value}" for name, value in query)
+        target = path + "?" + "&".join(f"{name}={value}" for name, value in query) if query else path
         for again in (True, False):
             link = await self.connect(min(timeout, self.connect_timeout))
             try:

@@ -9,6 +9,7 @@ from ..core.errors import ClocheError
 from . import decode
 from .caller import CALL_SECONDS, Caller
 from .errors import CallContext
+from .feed import IN_FLIGHT, GuestFeed
 from .types import ExecInfo, Execs, GuestProcess, Written
 
 #: Bytes that one write may carry.
@@ -65,6 +66,13 @@ class ProcessCalls:
         path = _path(process_id) + "/stdin"
         response = await self._caller.open("POST", path, ctx, query=query, body=data, timeout=timeout + seconds)
         return decode.written(await self._caller.read_json(response, timeout=timeout), len(data))
+
+    async def process_feed(self, process_id: str, *, most: int = IN_FLIGHT, timeout: float = CALL_SECONDS) -> GuestFeed:
+        """Its input, for as long as there is any; the end of a feed is that of the input, but of a terminal's. `most`:
+        bytes that may be under way. Raises `process.no_input`."""
+        ctx = CallContext("process", exec_id=process_id)
+        path = _path(process_id) + "/feed"
+        return GuestFeed(*await self._caller.duplex(path, ctx, query=(), most=most, timeout=timeout))
 
     async def process_signal(
         self, process_id: str, signal: str | int, target: str, *, timeout: float = CALL_SECONDS
