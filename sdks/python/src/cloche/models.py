@@ -45,17 +45,22 @@ class Termination:
     """Why a command ended.
 
     `reason`: `exited`, `signaled`, `timeout`, `oom`, `cancelled`, `output_limit` or `sandbox_gone`.
+    `oom_kills`: processes of the command that the kernel has killed for want of memory, also when the command went on.
     """
 
     reason: str = "exited"
     signal: str | None = None
     signal_number: int | None = None
     detail: str | None = None
+    oom_kills: int = 0
 
     def __str__(self) -> str:
         words = {"oom": "out of memory", "output_limit": "output limit", "sandbox_gone": "sandbox gone"}
         text = words.get(self.reason, self.reason)
-        return f"{text} ({self.signal})" if self.signal else text
+        text = f"{text} ({self.signal})" if self.signal else text
+        if self.oom_kills and self.reason != "oom":
+            text += f", {self.oom_kills} processes killed before for want of memory"
+        return text
 
 
 @dataclass(frozen=True, slots=True)
