@@ -22,6 +22,7 @@ from kit.client import Api, Box
 from kit.free_ports import free_port
 from kit.openssh import OpenSsh, run
 from kit.server import Server
+from kit.sockets import Socket
 from kit.until import until
 
 
@@ -179,16 +180,24 @@ def test_a_server_that_is_killed_leaves_nothing_behind(own: Server, client: Open
     for one in waiting:
         assert one.stdout is not None
         assert one.stdout.readline().strip() == b"up"
+    # A terminal over a WebSocket, whose shell waits for its client: the agent counts that time, whoever serves.
+    shell = Socket(own.url, f"/v1/sandboxes/{box.id}/terminal?linger_seconds=2", own.token)
+    shell.type(b"exec sleep 4712.2\n")
+    until(lambda: _running(box, "sleep 4712.2"))
     reach = ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/4713"]
     assert box.exec(reach).code == 0
     own.kill()
     for one in waiting:
         assert one.wait(60) == 255
         one.communicate()
+    shell.close()
     own.start()
     with Api(own.url, own.token) as again:
         found = again.attach(box.id)
         until(lambda: not _running(found, "sleep 4712.1"))
+        until(lambda: not _running(found, "sleep 4712.2"))
+        screen = shell.texts[0]["process"]
+        assert again.call("GET", f"/v1/sandboxes/{box.id}/processes/{screen}")["termination"]["signal"] == "SIGHUP"
         assert found.exec(reach).code != 0
         assert client.run("echo back").stdout == b"back\n"
 
