@@ -78,6 +78,19 @@ def test_commands_end_as_they_end(client: OpenSsh, box: Box) -> None:
     assert (by_id.returncode, by_id.stdout) == (0, b"42\n")
 
 
+def test_a_sandbox_with_a_user_and_variables_of_its_own(client: OpenSsh, api: Api) -> None:
+    """Nothing is said by the client: a command, a shell and a terminal are what any command is."""
+    own = api.create(user="daemon", env={"A": "of-the-sandbox"}, cwd="/var", ttl_seconds=600)
+    probe = 'echo "$(id) $HOME $USER $A $(umask) $(pwd)"'
+    told = own.exec(["/bin/sh", "-c", probe]).stdout
+    assert told.startswith("uid=1(daemon)")
+    assert told.endswith("of-the-sandbox 0022 /var\n")
+    assert client.run(f"/bin/sh -c '{probe}'", box=own.id).stdout.decode() == told
+    shown = client.run(f"/bin/sh -c '{probe}; stat -c %U $(tty)'", flags=["-tt"], box=own.id).stdout.decode()
+    assert shown.replace("\r", "") == f"{told}daemon\n"
+    own.delete()
+
+
 def test_an_input_that_never_ends_keeps_nobody(client: OpenSsh, tmp_path: Path) -> None:
     """F08: the client ends when its command has, although its own input is still open."""
     os.mkfifo(tmp_path / "never")
