@@ -112,8 +112,8 @@ def test_failures_leave_the_terminal_alone(screen: Tmux, tmp_path: Path) -> None
     assert any("sandbox" in line for line in screen.lines())
 
 
-def test_an_input_that_never_ends_keeps_nobody(api: Api, shared: Box, tmp_path: Path) -> None:
-    """Without a terminal, and with an input that stays open: the client ends when the shell has."""
+def test_without_a_terminal(api: Api, shared: Box, tmp_path: Path) -> None:
+    """With an input that stays open the client ends when the shell has; with one that ends, the shell ends."""
     os.mkfifo(tmp_path / "never")
     held = os.open(tmp_path / "never", os.O_RDWR)
     try:
@@ -125,6 +125,10 @@ def test_an_input_that_never_ends_keeps_nobody(api: Api, shared: Box, tmp_path: 
         os.close(held)
     assert done.returncode == 7, done.stderr
     assert b"shown-42" in done.stdout
+    # One that ends is the end of whatever reads it, although it comes long before the shell looks.
+    for given, code in ((b"", 0), (b"cat; (exit 5)\n", 5)):
+        done = subprocess.run(words, input=given, capture_output=True, timeout=60, env=env)
+        assert done.returncode == code, (done.stdout, done.stderr)
 
 
 def _clients(sandbox_id: str) -> list[procs.Proc]:

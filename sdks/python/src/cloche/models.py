@@ -42,11 +42,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """Why a command ended.
-
-    `reason`: `exited`, `signaled`, `timeout`, `oom`, `cancelled`, `output_limit` or `sandbox_gone`.
-    `oom_kills`: processes of the command that the kernel has killed for want of memory, also when the command went on.
-    """
+    """Why a command ended: `exited`, `signaled`, `timeout`, `oom`, `cancelled`, `output_limit` or `sandbox_gone`.
+    `oom_kills`: processes of it that the kernel has killed for want of memory, also when the command went on."""
 
     reason: str = "exited"
     signal: str | None = None
@@ -57,10 +54,8 @@ class Termination:
     def __str__(self) -> str:
         words = {"oom": "out of memory", "output_limit": "output limit", "sandbox_gone": "sandbox gone"}
         text = words.get(self.reason, self.reason)
-        text = f"{text} ({self.signal})" if self.signal else text
-        if self.oom_kills and self.reason != "oom":
-            text += f", {self.oom_kills} processes killed before for want of memory"
-        return text
+        more = f", {self.oom_kills} processes killed before for want of memory" if self.reason != "oom" else ""
+        return (f"{text} ({self.signal})" if self.signal else text) + (more if self.oom_kills else "")
 
 
 @dataclass(frozen=True, slots=True)
