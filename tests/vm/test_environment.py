@@ -32,9 +32,9 @@ class TestUser:
             ("root", "0:0 0 /root root root /root 0022 C.UTF-8"),
             ("app", "1234:1234 1234,777 /home/app app app {cwd} 0022 C.UTF-8"),
             ("1234", "1234:1234 1234,777 /home/app app app {cwd} 0022 C.UTF-8"),
-            ("app:crew", "1234:777 {groups} /home/app app app {cwd} 0022 C.UTF-8"),
-            ("1234:777", "1234:777 {groups} /home/app app app {cwd} 0022 C.UTF-8"),
-            ("4242", "4242:{gid} {gid} / 4242 4242 {cwd} 0022 C.UTF-8"),
+            ("app:crew", "1234:777 777 /home/app app app {cwd} 0022 C.UTF-8"),
+            ("1234:777", "1234:777 777 /home/app app app {cwd} 0022 C.UTF-8"),
+            ("4242", "4242:0 0 / 4242 4242 {cwd} 0022 C.UTF-8"),
             ("4242:4343", "4242:4343 4343 / 4242 4242 {cwd} 0022 C.UTF-8"),
             ("nobody", "65534:65534 65534 /nonexistent nobody nobody {cwd} 0022 C.UTF-8"),
         ],
@@ -46,13 +46,7 @@ class TestUser:
         blocking = people.exec(argv, **options)
         assert blocking.code == 0, blocking.body
         line = blocking.stdout.strip()
-        groups = line.split()[1]
-        pattern = (
-            expected.replace("{cwd}", "/tmp")
-            .replace("{groups}", groups)
-            .replace("{gid}", line.split()[0].split(":")[1])
-        )
-        assert line == pattern
+        assert line == expected.replace("{cwd}", "/tmp")
         assert people.stream_all(argv, **options).stdout.decode().strip() == line
         exec_id = people.start(argv, **options)
         assert people.follow_all(exec_id).stdout.decode().strip() == line
@@ -108,8 +102,7 @@ class TestSystem:
     def test_time_zones(self, shared: Box) -> None:
         assert shared.sh("date +%Z") == "UTC\n"
         assert shared.sh("date +%z", env={"TZ": "IST-5:30"}) == "+0530\n"
-        if shared.exec("test -e /usr/share/zoneinfo/Asia/Kolkata").code == 0:
-            assert shared.sh("date +%z", env={"TZ": "Asia/Kolkata"}) == "+0530\n"
+        assert shared.sh("date +%z", env={"TZ": "Asia/Kolkata"}) == "+0530\n", "names of zones are known"
 
     def test_the_loopback_works(self, shared: Box) -> None:
         program = (

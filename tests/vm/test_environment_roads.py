@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,8 @@ from kit.sockets import Socket
 #: Not `TERM` and `PWD`, which say what is different.
 PROBE = (
     'echo "<$(id -u):$(id -g):$(id -G) $HOME $USER $LOGNAME $SHELL $PATH $LANG $A $(umask) '
-    '$(ulimit -n):$(ulimit -u):$(ulimit -c) $(pwd)>"'
+    "$(ulimit -n):$(ulimit -u):$(ulimit -c) $( (ulimit -aS; ulimit -aH) | sha256sum | cut -c1-16) "
+    '$(env | grep -vE "^(TERM|PWD|OLDPWD|SHLVL|_)=" | sort | sha256sum | cut -c1-16) $(pwd)>"'
 )
 
 
@@ -74,18 +76,37 @@ def test_the_same_by_every_way(box: Box, user: str) -> None:
     assert f" {home} " in told["exec"]
 
 
+def at_a_terminal(box: Box) -> str:
+    with Socket(box.api.url, f"{box.path}/terminal?cols=400", box.api.token) as shell:
+        shell.type(b"clear; " + PROBE.encode() + b"\n")
+        shell.until(b" /var>")
+        found = re.findall(rb"<\d[^<>$]* /var>", bytes(shell.shown))
+        assert len(found) == 1, bytes(shell.shown)
+        return str(found[0].decode())
+
+
 def test_the_same_after_a_pause_and_a_hibernation(box: Box) -> None:
     before = roads(box)
-    assert len(set(before.values())) == 1, before
+    assert {*before.values(), at_a_terminal(box)} == {before["exec"]}, before
     assert before["exec"].startswith("<0:0:0 /root root root /bin/")
     assert before["exec"].endswith(" /var>")
-    with Socket(box.api.url, f"{box.path}/terminal?cols=300", box.api.token) as shell:
-        shell.type(PROBE.encode() + b"\n")
-        shell.until(b" /var>")
-        assert before["exec"].encode() in shell.shown
     for asleep, awake in (("pause", "resume"), ("hibernate", "wake")):
         box.api.call("POST", f"{box.path}/{asleep}")
         time.sleep(0.5)
         box.api.call("POST", f"{box.path}/{awake}")
-        assert line(box.sh(PROBE)) == before["exec"]
-        assert process(box, command=PROBE) == before["exec"]
+        told = roads(box, user="app")
+        assert set(told.values()) == {told["exec"]}, told
+        assert told["exec"].startswith("<1234:1234:1234 777 /home/app app app /bin/bash ")
+        assert at_a_terminal(box) == before["exec"] == line(box.sh(PROBE))
+
+
+def test_a_sandbox_with_a_user_of_its_own(api: Api) -> None:
+    """By every way, with nothing said in the call; the shell of a terminal too."""
+    box = api.create(ttl_seconds=600, env={"A": "of-the-sandbox"}, cwd="/var", user="daemon")
+    try:
+        told = roads(box, env={"SHELL": "/bin/bash"})
+        assert set(told.values()) == {told["exec"]}, told
+        assert told["exec"].startswith("<1:1:1 /usr/sbin daemon daemon /bin/bash ")
+        assert at_a_terminal(box).startswith("<1:1:1 /usr/sbin daemon daemon /")
+    finally:
+        box.delete()

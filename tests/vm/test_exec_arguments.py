@@ -213,30 +213,40 @@ class TestQuoting:
         assert error.code in {"exec.user_not_found", "request.invalid"}
 
 
+def by(way: str, box: Box, cmd: str, **options: Any) -> tuple[int, bytes]:
+    """Code and output of a command, by one of the ways to run it."""
+    if way == "blocking":
+        result = box.exec(cmd, **options)
+        return result.code, result.stdout.encode()
+    told = box.stream_all(cmd, **options) if way == "streamed" else box.follow_all(box.start(cmd, **options))
+    return told.exit_code, told.stdout
+
+
+@pytest.mark.parametrize("way", ["blocking", "streamed", "background"])
 class TestInput:
-    """F08, as far as blocking calls have input."""
+    """F08, as far as calls with all their input at once go."""
 
-    def test_no_input_is_end_of_file_at_once(self, shared: Box) -> None:
+    def test_no_input_is_end_of_file_at_once(self, shared: Box, way: str) -> None:
         watch = Watch()
-        assert shared.sh("cat; echo end") == "end\n"
-        assert shared.exec("grep x").code == 1
+        assert by(way, shared, "cat; grep x; echo end-$?") == (0, b"end-1\n")
         assert watch.seconds < SOON
-        assert shared.sh("cat; echo end", stdin="") == "end\n"
+        assert by(way, shared, "cat; echo end", stdin="") == (0, b"end\n")
 
-    def test_a_late_reader_gets_all(self, shared: Box) -> None:
+    def test_a_late_reader_gets_all(self, shared: Box, way: str) -> None:
         text = "0123456789abcdef" * 327_680
-        result = shared.exec("sleep 2; sha256sum", stdin=text)
-        assert result.stdout.split()[0] == hashlib.sha256(text.encode()).hexdigest()
+        told = by(way, shared, "sleep 1; sha256sum", stdin=text)
+        assert told == (0, hashlib.sha256(text.encode()).hexdigest().encode() + b"  -\n")
 
-    def test_nobody_reads(self, shared: Box) -> None:
+    def test_nobody_reads(self, shared: Box, way: str) -> None:
         watch = Watch()
-        assert shared.exec("exit 3", stdin="x" * 5_000_000).code == 3
-        assert shared.exec("head -c 1", stdin="x" * 5_000_000).stdout == "x"
+        assert by(way, shared, "exit 3", stdin="x" * 5_000_000) == (3, b"")
+        assert by(way, shared, "head -c 1", stdin="x" * 5_000_000) == (0, b"x")
         assert watch.seconds < 2 * SOON
 
-    def test_bytes_go_as_base64(self, shared: Box) -> None:
-        assert shared.exec("od -An -tx1", stdin="AP/+Cg==", stdin_base64=True).stdout == " 00 ff fe 0a\n"
-        assert shared.refused("cat", stdin="a", stdin_base64=True).code == "request.invalid"
+
+def test_input_as_base64(shared: Box) -> None:
+    assert shared.exec("od -An -tx1", stdin="AP/+Cg==", stdin_base64=True).stdout == " 00 ff fe 0a\n"
+    assert shared.refused("cat", stdin="a", stdin_base64=True).code == "request.invalid"
 
 
 def test_exec_never_blocks_another(shared: Box) -> None:

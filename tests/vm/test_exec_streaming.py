@@ -54,6 +54,7 @@ class TestShape:
         assert outcome.stdout == b"begun\n"
         assert outcome.end.name == "error"
         assert outcome.end.data["code"] == "exec.timeout"
+        assert outcome.end.data["details"]["termination"]["reason"] == "timeout"
         assert outcome.end.data["error"]
 
     def test_a_signal_is_named(self, shared: Box) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -146,6 +147,23 @@ def test_a_terminal_and_its_client_who_comes_back(procs: Procs) -> None:
     assert caught.value.status == 404
 
 
+def left_behind(procs: Procs) -> tuple[str, int]:
+    """A shell that waits two seconds for its client, which is gone; its process, and its pid in the sandbox."""
+    with procs.socket("/terminal?linger_seconds=2") as shell:
+        shell.type(b"echo pid-$$-$((40+2))\n")
+        shell.until(b"-42\r\n")
+        found = re.search(rb"pid-(\d+)-42", shell.shown)
+        assert found is not None
+        return str(shell.texts[0]["process"]), int(found[1])
+
+
+def test_a_shell_waits_for_its_client_no_longer_than_told(procs: Procs) -> None:
+    one, pid = left_behind(procs)
+    assert procs.box.exec(["kill", "-0", str(pid)]).code == 0, "it waits"
+    until(lambda: procs.call("GET", one)["status"] == "exited", 30)
+    assert procs.box.exec(["test", "-e", f"/proc/{pid}"]).code == 1
+
+
 def test_a_shell_that_ends_with_its_connection(procs: Procs) -> None:
     with procs.socket("/ssh?rows=24&cols=80") as shell:
         shell.type(b"sleep 4242\n")
@@ -156,6 +174,47 @@ def test_a_shell_that_ends_with_its_connection(procs: Procs) -> None:
         other.end()
         assert other.texts[-1] == {"exit": 3}
     until(lambda: procs.box.exec("pgrep -fcx 'sleep 4242'").stdout.strip() == "0", 60, every=0.5)
+
+
+def test_input_that_nobody_takes(procs: Procs) -> None:
+    """One that ends meanwhile, and one whose input is closed and who goes on."""
+    one = procs.start(command="sleep 1; exit 3", stdin="pipe")["process_id"]
+    path = f"{procs.root}/processes/{one}/stdin"
+    written = procs.api.request("POST", path, params={"close": "true"}, content=bytes(5_000_000))
+    assert written.status_code in {200, 409}, written.text
+    if written.status_code == 200:
+        assert written.json()["bytes"] < 5_000_000, "no more than its pipe holds"
+    else:
+        assert written.json()["code"] in {"process.ended", "process.no_input"}
+    assert procs.call("GET", one, "/wait", params={"timeout": 30})["exit_code"] == 3
+    deaf = procs.start(command="cat >/dev/null; exec sleep 60", stdin="pipe")["process_id"]
+    procs.call("POST", deaf, "/stdin?close=true", content=b"all")
+    late = procs.api.request("POST", f"{procs.root}/processes/{deaf}/stdin", content=b"x")
+    assert (late.status_code, late.json()["code"]) == (409, "process.no_input")
+    assert procs.call("GET", deaf)["status"] == "running"
+    procs.call("DELETE", deaf)
+
+
+@pytest.mark.parametrize("size", [(65535, 65535), (0, 24), (80, 0), (1001, 24)])
+def test_a_silly_size_starts_nothing(procs: Procs, size: tuple[int, int]) -> None:
+    before = procs.all()
+    body = {"command": "stty size", "pty": {"cols": size[0], "rows": size[1]}}
+    refused = procs.api.request("POST", f"{procs.root}/processes", json=body)
+    assert (refused.status_code, refused.json()["code"]) == (400, "request.invalid")
+    with pytest.raises(Refused) as caught:
+        procs.socket(f"/terminal?cols={size[0]}&rows={size[1]}")
+    assert caught.value.status == 400
+    assert procs.all() == before
+
+
+def test_a_terminal_of_another_user(procs: Procs) -> None:
+    """It is theirs, and it is the controlling one: Ctrl-C reaches what runs there."""
+    shell = "id -un; stat -c '%U' $(tty); stty size </dev/tty; echo up; exec sleep 100"
+    one = procs.start(command=["/bin/sh", "-c", shell], user="nobody", cwd="/", pty={"cols": 120, "rows": 40})
+    until(lambda: b"up" in procs.raw(one["process_id"]))
+    assert procs.raw(one["process_id"]).split() == [b"nobody", b"nobody", b"40", b"120", b"up"]
+    procs.call("POST", one["process_id"], "/stdin", content=b"\x03")
+    assert procs.call("GET", one["process_id"], "/wait", params={"timeout": 30})["exit_code"] == 130
 
 
 def test_what_a_fork_has_and_a_stop_takes_away(procs: Procs) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,25 @@ def test_failures_leave_the_terminal_alone(screen: Tmux, tmp_path: Path) -> None
     screen.type(f"stty -g > before; cloche shell {'x' * 20}; echo ended-$?; stty -g > after")
     leave(screen, tmp_path, 127)
     assert any("sandbox" in line for line in screen.lines())
+
+
+def test_without_a_terminal(api: Api, shared: Box, tmp_path: Path) -> None:
+    """With an input that stays open the client ends when the shell has; with one that ends, the shell ends."""
+    os.mkfifo(tmp_path / "never")
+    held = os.open(tmp_path / "never", os.O_RDWR)
+    try:
+        os.write(held, b"echo shown-$((40+2)); exit 7\n")
+        env = {**os.environ, "CLOCHE_API_URL": api.url, "CLOCHE_API_KEY": api.token}
+        words = [sys.executable, "-c", PROGRAM, "shell", shared.id]
+        done = subprocess.run(words, stdin=held, capture_output=True, timeout=60, env=env)
+    finally:
+        os.close(held)
+    assert done.returncode == 7, done.stderr
+    assert b"shown-42" in done.stdout
+    # One that ends is the end of whatever reads it, although it comes long before the shell looks.
+    for given, code in ((b"", 0), (b"cat; (exit 5)\n", 5)):
+        done = subprocess.run(words, input=given, capture_output=True, timeout=60, env=env)
+        assert done.returncode == code, (done.stdout, done.stderr)
 
 
 def _clients(sandbox_id: str) -> list[procs.Proc]:

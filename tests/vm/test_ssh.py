@@ -22,6 +22,7 @@ from kit.client import Api, Box
 from kit.free_ports import free_port
 from kit.openssh import OpenSsh, run
 from kit.server import Server
+from kit.sockets import Socket
 from kit.until import until
 
 
@@ -75,6 +76,19 @@ def test_commands_end_as_they_end(client: OpenSsh, box: Box) -> None:
     assert client.run(probe).stdout.decode() == box.sh(probe), "the same as for any command"
     by_id = client.run(given=b"echo $((6*7))\n", box=box.id)
     assert (by_id.returncode, by_id.stdout) == (0, b"42\n")
+
+
+def test_a_sandbox_with_a_user_and_variables_of_its_own(client: OpenSsh, api: Api) -> None:
+    """Nothing is said by the client: a command, a shell and a terminal are what any command is."""
+    own = api.create(user="daemon", env={"A": "of-the-sandbox"}, cwd="/var", ttl_seconds=600)
+    probe = 'echo "$(id) $HOME $USER $A $(umask) $(pwd)"'
+    told = own.exec(["/bin/sh", "-c", probe]).stdout
+    assert told.startswith("uid=1(daemon)")
+    assert told.endswith("of-the-sandbox 0022 /var\n")
+    assert client.run(f"/bin/sh -c '{probe}'", box=own.id).stdout.decode() == told
+    shown = client.run(f"/bin/sh -c '{probe}; stat -c %U $(tty)'", flags=["-tt"], box=own.id).stdout.decode()
+    assert shown.replace("\r", "") == f"{told}daemon\n"
+    own.delete()
 
 
 def test_an_input_that_never_ends_keeps_nobody(client: OpenSsh, tmp_path: Path) -> None:
@@ -179,16 +193,24 @@ def test_a_server_that_is_killed_leaves_nothing_behind(own: Server, client: Open
     for one in waiting:
         assert one.stdout is not None
         assert one.stdout.readline().strip() == b"up"
+    # A terminal over a WebSocket, whose shell waits for its client: the agent counts that time, whoever serves.
+    shell = Socket(own.url, f"/v1/sandboxes/{box.id}/terminal?linger_seconds=2", own.token)
+    shell.type(b"exec sleep 4712.2\n")
+    until(lambda: _running(box, "sleep 4712.2"))
     reach = ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/4713"]
     assert box.exec(reach).code == 0
     own.kill()
     for one in waiting:
         assert one.wait(60) == 255
         one.communicate()
+    shell.close()
     own.start()
     with Api(own.url, own.token) as again:
         found = again.attach(box.id)
         until(lambda: not _running(found, "sleep 4712.1"))
+        until(lambda: not _running(found, "sleep 4712.2"))
+        screen = shell.texts[0]["process"]
+        assert again.call("GET", f"/v1/sandboxes/{box.id}/processes/{screen}")["termination"]["signal"] == "SIGHUP"
         assert found.exec(reach).code != 0
         assert client.run("echo back").stdout == b"back\n"
 

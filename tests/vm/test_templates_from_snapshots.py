@@ -32,8 +32,8 @@ def refused(api: Api, method: str, path: str, **body: Any) -> ApiError:
 
 def prepared(api: Api) -> tuple[str, str]:
     """A snapshot of a sandbox that is gone, with something on disk, in memory, and a command that runs."""
-    box = api.create(env={"A": "one"}, cwd="/srv")
-    box.sh("echo disk > /root/f; echo memory > /dev/shm/m; sync")
+    box = api.create(env={"A": "one"}, cwd="/srv", user="games")
+    box.sh("echo disk > /root/f; echo memory > /dev/shm/m; sync", user="root")
     ticking = box.start("i=0; while :; do echo $((i=i+1)) > /dev/shm/tick; sleep 0.1; done")
     until(lambda: box.exec("test -s /dev/shm/tick").code == 0)
     snapshot = box.snapshot()
@@ -43,12 +43,13 @@ def prepared(api: Api) -> tuple[str, str]:
 
 def goes_on(box: Box, ticking: str) -> None:
     """It is what was in the snapshot, and alive."""
-    assert box.sh("cat /root/f /dev/shm/m; echo $A; pwd") == "disk\nmemory\none\n/srv\n"
+    assert box.sh("cat /root/f /dev/shm/m; echo $A; pwd", user="root") == "disk\nmemory\none\n/srv\n"
+    assert box.exec(["id", "-un"]).stdout == "games\n"
     assert box.exec_info(ticking)["status"] == "running"
     before = box.sh("cat /dev/shm/tick")
     until(lambda: box.sh("cat /dev/shm/tick") != before)
     assert skew(box) < 1.0
-    box.sh("echo 3 > /proc/sys/vm/drop_caches; cat /usr/bin/git /usr/bin/python3 > /dev/null")
+    box.sh("echo 3 > /proc/sys/vm/drop_caches; cat /usr/bin/git /usr/bin/python3 > /dev/null", user="root")
     no_disk_errors(box)
 
 
@@ -61,7 +62,7 @@ def test_by_name_as_often_as_wanted(family: Api, server: Server) -> None:
     for box in boxes:
         goes_on(box, ticking)
         assert (box.info["template_resolved"], box.info["template_id"]) == ("warm-start", made["shapes"][0]["id"])
-    names = [box.sh("hostname; cat /etc/machine-id /proc/sys/kernel/random/uuid").split() for box in boxes]
+    names = [box.sh("hostname; cat /etc/machine-id /proc/sys/kernel/random/uuid", user="root").split() for box in boxes]
     assert all(left != right for left, right in zip(*names, strict=True)), names
     # What is made of it can be captured and slept like any other.
     child = boxes[0].fork()

@@ -27,7 +27,7 @@ func Root() error {
 	mounts := []mount{
 		{"proc", "/proc", "proc", syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC, ""},
 		{"sysfs", "/sys", "sysfs", syscall.MS_NOSUID | syscall.MS_NODEV | syscall.MS_NOEXEC, ""},
-		{"devtmpfs", "/dev", "devtmpfs", syscall.MS_NOSUID, "mode=755"},
+		{"devtmpfs", "/dev", "devtmpfs", syscall.MS_NOSUID, "mode=755,size=4m"},
 	}
 	for _, m := range mounts {
 		if err := m.do(); err != nil && !errors.Is(err, syscall.EBUSY) {

@@ -23,7 +23,9 @@ func Setup() {
 	try(mount{"devpts", "/dev/pts", "devpts", syscall.MS_NOSUID | syscall.MS_NOEXEC, "gid=5,mode=620,ptmxmode=666"}.do())
 	try(mount{"tmpfs", "/dev/shm", "tmpfs", safe, "mode=1777"}.do())
 	_ = mount{"mqueue", "/dev/mqueue", "mqueue", safe | syscall.MS_NOEXEC, ""}.do()
-	try(mount{"tmpfs", "/run", "tmpfs", safe, "mode=755"}.do())
+	// What lies in memory can be taken from nobody by killing him. With all of
+	// these full there has to be enough left to run a command with.
+	try(mount{"tmpfs", "/run", "tmpfs", safe, "mode=755,size=10%"}.do())
 	try(mount{"cgroup2", "/sys/fs/cgroup", "cgroup2", safe | syscall.MS_NOEXEC, "nsdelegate"}.do())
 	for name, to := range map[string]string{
 		"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2",

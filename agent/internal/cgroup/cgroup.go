@@ -169,7 +169,7 @@ func (g *Group) populated() int64 { return readKey(g.state, "populated") }
 
 // OOMKills counts the processes of the current command that the kernel has
 // killed for want of memory.
-func (g *Group) OOMKills() int64 { return g.oomKills() - g.ooms }
+func (g *Group) OOMKills() int64 { return max(g.oomKills()-g.ooms, 0) }
 
 func (g *Group) oomKills() int64 {
 	if g.events < 0 {

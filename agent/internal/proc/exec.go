@@ -267,6 +267,9 @@ func (r *run) exitEvent(end Ended, took time.Duration, killed bool) wire.Exit {
 	} else {
 		x.ExitCode = end.Status.ExitStatus()
 	}
+	if r.cg != nil {
+		x.OOMKills = r.cg.OOMKills()
+	}
 	r.explain(&x, end, killed)
 	return x
 }
@@ -284,7 +287,7 @@ func (r *run) explain(x *wire.Exit, end Ended, killed bool) {
 		}
 		return
 	}
-	if x.ExitCode == 0 || r.cg == nil || r.cg.OOMKills() == 0 {
+	if x.ExitCode == 0 || x.OOMKills == 0 {
 		return
 	}
 	x.Reason = wire.ReasonOOM

@@ -44,4 +44,7 @@ type Exit struct {
 	StderrBytes   int64   `json:"stderr_bytes"`
 	StdoutDropped int64   `json:"stdout_dropped"`
 	StderrDropped int64   `json:"stderr_dropped"`
+	// Processes of the command that the kernel has killed for want of memory,
+	// however the command itself has ended.
+	OOMKills int64 `json:"oom_kills,omitempty"`
 }

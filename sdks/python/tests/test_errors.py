@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cloche
-from cloche import ClocheError, CommandTimeout, ExecResult, FileNotFound, Termination, _codes, errors
+from cloche import ClocheError, CommandTimeout, ExecResult, FileNotFound, Termination, _codes, _wire, errors
 
 SOURCE = Path(__file__).parents[3] / "server/src/cloche_server/core/errors.py"
 
@@ -78,6 +78,13 @@ def test_check_keeps_its_result_when_pickled() -> None:
 
 def test_exit_code_0_of_a_killed_command_is_no_success() -> None:
     assert not ExecResult("x", b"", b"", 0, termination=Termination("timeout")).ok
+
+
+def test_memory_that_ran_out_is_told_of_an_end_by_the_clock() -> None:
+    told = {"reason": "timeout", "signal": "SIGKILL", "signal_number": 9, "oom_kills": 3}
+    assert _wire.termination(told) == Termination("timeout", "SIGKILL", 9, oom_kills=3)
+    assert str(_wire.termination(told)) == "timeout (SIGKILL), 3 processes killed before for want of memory"
+    assert str(_wire.termination({"reason": "oom", "oom_kills": 1})) == "out of memory"
 
 
 def test_the_tree_in_the_documentation_names_every_class() -> None:

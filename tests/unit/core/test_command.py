@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cloche_server.core.command import MAX_STRING, Command, check_size, with_defaults
+from cloche_server.core.command import MAX_STRING, Command, CommandEnd, check_size, timeout_told, with_defaults
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.records import ExecDefaults
 
@@ -23,6 +23,12 @@ def test_the_longest_argument_is_allowed_and_one_more_is_not() -> None:
     assert error.details["field"] == "argv[1]"
     assert error.details["limit_bytes"] == MAX_STRING
     assert refused(shell="é" * (MAX_STRING // 2 + 1)).details["field"] == "cmd"
+
+
+def test_a_timeout_tells_that_memory_ran_out_before() -> None:
+    assert timeout_told(2.5, CommandEnd(137, "timeout", 2500.0)).endswith("timeout of 2.5 s and was killed")
+    told = timeout_told(2.5, CommandEnd(137, "timeout", 2500.0, oom_kills=3))
+    assert told.endswith("; 3 of its processes had been killed before, because there was no memory left")
 
 
 def test_all_together_have_a_limit_too() -> None:

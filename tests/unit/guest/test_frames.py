@@ -81,6 +81,7 @@ def test_a_whole_conversation() -> None:
         ("reason number", START + exit_frame(reason=3)),
         ("duration nan", START + raw(4, b'{"exit_code":0,"reason":"exited","duration_ms":NaN}')),
         ("duration inf", START + raw(4, b'{"exit_code":0,"reason":"exited","duration_ms":1e999}')),
+        ("negative kills", START + exit_frame(oom_kills=-1)),
         ("detail number", START + exit_frame(detail=3)),
     ],
 )
@@ -100,6 +101,7 @@ def test_strings_are_cut_and_made_encodable() -> None:
     end.detail.encode()
     assert end.signal is not None
     assert len(end.signal) == 32
+    assert end.oom_kills == 0, "of an agent that does not tell"
 
 
 def test_unknown_fields_are_ignored() -> None:

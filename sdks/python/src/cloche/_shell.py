@@ -15,6 +15,8 @@ from ._async.terminal import AsyncTerminal
 from .errors import ConnectionLost
 
 _PIECE = 65536
+#: So often a reader there is told again that there is no more (seconds).
+_END_AGAIN = 0.5
 _UNKNOWN = os.terminal_size((80, 24))
 #: They end this program, not what runs in the sandbox.
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
@@ -101,13 +103,17 @@ def _show(data: bytes) -> None:
 
 
 async def _type(far: AsyncTerminal) -> None:
-    """What is typed here is typed there. At the end of a file or pipe the far one sees the end of its input."""
+    """What is typed here is typed there. At the end of a file or pipe the far one sees the end of its input, whenever
+    it reads: the character that says so is lost when it comes while a program takes the terminal over, and ends only
+    what reads just then."""
     try:
         async for data in _typed(sys.stdin.fileno()):
             await far.write(data)
     except OSError:  # the near one is gone, which is no end of the input
         return
-    await far.write(b"\x04")
+    while True:
+        await far.write(b"\x04")
+        await asyncio.sleep(_END_AGAIN)
 
 
 async def _typed(fd: int) -> Any:

@@ -150,6 +150,7 @@ def termination(value: object) -> Termination:
         signal=data.get("signal"),
         signal_number=data.get("signal_number"),
         detail=data.get("detail"),
+        oom_kills=int(data.get("oom_kills") or 0),
     )
 
 

@@ -42,20 +42,20 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """Why a command ended.
-
-    `reason`: `exited`, `signaled`, `timeout`, `oom`, `cancelled`, `output_limit` or `sandbox_gone`.
-    """
+    """Why a command ended: `exited`, `signaled`, `timeout`, `oom`, `cancelled`, `output_limit` or `sandbox_gone`.
+    `oom_kills`: processes of it that the kernel has killed for want of memory, also when the command went on."""
 
     reason: str = "exited"
     signal: str | None = None
     signal_number: int | None = None
     detail: str | None = None
+    oom_kills: int = 0
 
     def __str__(self) -> str:
         words = {"oom": "out of memory", "output_limit": "output limit", "sandbox_gone": "sandbox gone"}
         text = words.get(self.reason, self.reason)
-        return f"{text} ({self.signal})" if self.signal else text
+        more = f", {self.oom_kills} processes killed before for want of memory" if self.reason != "oom" else ""
+        return (f"{text} ({self.signal})" if self.signal else text) + (more if self.oom_kills else "")
 
 
 @dataclass(frozen=True, slots=True)

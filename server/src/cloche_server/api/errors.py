@@ -205,4 +205,6 @@ def termination_fields(end: CommandEnd) -> dict[str, Any]:
         fields["signal_number"] = end.signal_number
     if end.detail is not None:
         fields["detail"] = end.detail
+    if end.oom_kills:
+        fields["oom_kills"] = end.oom_kills
     return fields

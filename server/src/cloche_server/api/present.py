@@ -177,6 +177,7 @@ def exec_info(info: Any, result: CommandResult | None) -> dict[str, Any]:
                 "signal": end.signal,
                 "signal_number": end.signal_number,
                 "detail": end.detail,
+                "oom_kills": end.oom_kills or None,
             }
         )
     return body

@@ -289,6 +289,11 @@ class ExecTermination(BaseModel):
     signal: str | None = None
     signal_number: int | None = None
     detail: str | None = None
+    oom_kills: int | None = Field(
+        None,
+        description="Processes of the command that the kernel has killed for want of memory, whatever the reason is. "
+        "Absent when there were none.",
+    )
 
 
 class ExecAnswer(BaseModel):

@@ -11,7 +11,7 @@ from typing import Any, Final
 from cloche_server.app.access import Access
 from cloche_server.app.entry import Entry
 from cloche_server.app.patience import Patience
-from cloche_server.core.command import Command, CommandEnd, CommandResult, check_size, with_defaults
+from cloche_server.core.command import Command, CommandEnd, CommandResult, check_size, timeout_told, with_defaults
 from cloche_server.core.errors import ClocheError
 from cloche_server.core.lifecycle import Status
 from cloche_server.core.output import ChunkDecoder, OutputCollector
@@ -290,7 +290,7 @@ def end_of(frame: Exit) -> CommandEnd:
     """How a command ended, as the guest says it."""
     killed = frame.signal, frame.signal_number, frame.detail
     used = frame.user_ms, frame.system_ms, frame.max_rss_kb
-    return CommandEnd(frame.exit_code, frame.reason, frame.duration_ms, *killed, *used)
+    return CommandEnd(frame.exit_code, frame.reason, frame.duration_ms, *killed, *used, frame.oom_kills)
 
 
 def _gone(error: ClocheError) -> CommandEnd:
@@ -324,7 +324,7 @@ def timed_out(command: Command, result: CommandResult) -> ClocheError:
     """The error for a command that ran into its timeout; the partial output is in its details."""
     error = ClocheError(
         "exec.timeout",
-        f"the command ran into its timeout of {command.timeout:g} s and was killed",
+        timeout_told(command.timeout, result.end),
         details={"timeout_seconds": command.timeout},
     )
     return _with_result(error, result)

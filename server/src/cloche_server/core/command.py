@@ -38,7 +38,8 @@ class Command:
 @dataclass(frozen=True, slots=True)
 class CommandEnd:
     """How a command ended. `reason`: exited, signaled, timeout, oom, cancelled, output_limit, sandbox_gone. CPU times
-    in milliseconds; `max_rss_kb` is the most that one of its processes had resident. All is what the guest says."""
+    in milliseconds; `max_rss_kb` is the most that one of its processes had resident; `oom_kills` counts those
+    that the kernel has killed for want of memory, also when the command went on. All is what the guest says."""
 
     exit_code: int
     reason: str
@@ -49,6 +50,7 @@ class CommandEnd:
     user_ms: float = 0.0
     system_ms: float = 0.0
     max_rss_kb: int = 0
+    oom_kills: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +66,15 @@ class CommandResult:
     stderr_dropped: int = 0
     stdout_head_bytes: int | None = None
     stderr_head_bytes: int | None = None
+
+
+def timeout_told(timeout: float | None, end: CommandEnd) -> str:
+    """What a caller is told of a command that its time limit has ended. One that starts anew what the kernel kills for
+    want of memory, as pools of workers do, waits for its end until then: the limit is not what was wrong."""
+    text = f"the command ran into its timeout of {timeout:g} s and was killed" if timeout else "timeout"
+    if end.oom_kills:
+        text += f"; {end.oom_kills} of its processes had been killed before, because there was no memory left"
+    return text
 
 
 def with_defaults(command: Command, defaults: ExecDefaults) -> dict[str, object]:

@@ -85,6 +85,7 @@ class Exit(NamedTuple):
     stderr_bytes: int
     stdout_dropped: int
     stderr_dropped: int
+    oom_kills: int = 0
 
 
 class Heartbeat(NamedTuple):
@@ -119,6 +120,7 @@ def parse_exit(fields: Fields) -> Exit:
         stderr_bytes=fields.integer("stderr_bytes", default=0),
         stdout_dropped=fields.integer("stdout_dropped", default=0),
         stderr_dropped=fields.integer("stderr_dropped", default=0),
+        oom_kills=fields.integer("oom_kills", default=0),
     )
 
 

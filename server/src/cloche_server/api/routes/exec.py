@@ -30,7 +30,7 @@ from cloche_server.api.wire import (
     OutputEvent,
 )
 from cloche_server.app.exec import ExecStream, StreamChunk, StreamGap
-from cloche_server.core.command import Command
+from cloche_server.core.command import Command, timeout_told
 from cloche_server.core.errors import ClocheError
 from cloche_server.host.clock import random_bytes
 from cloche_server.settings import Settings
@@ -156,10 +156,11 @@ async def _events(
         elif item.reason == "timeout":
             error = ClocheError(
                 "exec.timeout",
-                f"the command ran into its timeout of {timeout:g} s and was killed" if timeout else "timeout",
+                timeout_told(timeout, item),
                 details={
                     "exec_id": exec_id,
                     "exit_code": item.exit_code,
+                    "termination": termination_fields(item),
                     **({"timeout_seconds": timeout} if timeout else {}),
                 },
             )
