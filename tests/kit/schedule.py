@@ -19,12 +19,17 @@ _SHARES = re.compile(r"""\bshared\b|scope=["'](module|class|package)["']""")
 _T = TypeVar("_T")
 
 
+def is_whole() -> bool:
+    """Whether time is no matter: with `CLOCHE_TEST_ALL=1`, and when pytest is called by hand."""
+    return "RUN_MARK" not in os.environ or bool(os.environ.get("CLOCHE_TEST_ALL"))
+
+
 def some(cases: Sequence[_T]) -> list[_T]:
     """A third of many cases of one kind, other ones in each run of `./test`; all of them with `CLOCHE_TEST_ALL=1`, and
     when pytest is called by hand. Each takes half a minute of emulation, and what breaks one mostly breaks several."""
-    run = os.environ.get("RUN_MARK")
-    if run is None or os.environ.get("CLOCHE_TEST_ALL"):
+    if is_whole():
         return list(cases)
+    run = os.environ["RUN_MARK"]
     # Every worker has to choose the same, so nothing goes in whose text differs between processes.
     chosen = random.Random(f"{run} {len(cases)}").sample(range(len(cases)), -(-len(cases) // 3))
     return [cases[at] for at in sorted(chosen)]

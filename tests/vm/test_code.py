@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import concurrent.futures
 import contextlib
+import http.client
 import io
 import json
 import subprocess
@@ -19,18 +20,17 @@ import pytest
 from jupyter_client import BlockingKernelClient
 from PIL import Image
 
-from kit import sse
+from kit import schedule
 from kit.client import ApiError, Box
 from kit.data import CHECKOUT
+from kit.interpreter import CHART, TEMPLATE, context, run, stream, value
 from kit.server import Server, environment
 from kit.until import until
 
 pytestmark = pytest.mark.slow
 
-TEMPLATE = "code-interpreter"
-CHART = "application/vnd.cloche.chart+json"
-#: Side by side, and in one cell.
-CONTEXTS = 8
+#: Side by side, and in one cell. A kernel takes emulation a second or two to start.
+CONTEXTS = 20 if schedule.is_whole() else 8
 PLOTS = 12
 
 
@@ -48,32 +48,6 @@ def interpreter(baked: Path) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def box(interpreter: Server) -> Box:
     return interpreter.api.create(template=TEMPLATE, env={"FROM_SANDBOX": "yes"}, cwd="/tmp", ttl_seconds=900)
-
-
-def run(box: Box, code: str, **fields: Any) -> dict[str, Any]:
-    answer: dict[str, Any] = box.api.call(
-        "POST", f"/v1/sandboxes/{box.id}/code", json={"code": code, **fields}, timeout=200
-    )
-    return answer
-
-
-def value(box: Box, code: str, **fields: Any) -> str:
-    ran = run(box, code, **fields)
-    assert ran["status"] == "ok", ran
-    return str(ran["results"][-1]["data"]["text/plain"])
-
-
-@contextlib.contextmanager
-def stream(box: Box, code: str, **fields: Any) -> Iterator[Iterator[sse.Event]]:
-    """The events of a run. Leaving the block early hangs up."""
-    body = {"code": code, "stream": True, **fields}
-    with box.api.http.stream("POST", f"{box.path}/code", json=body, timeout=200) as answer:
-        assert answer.status_code == 200
-        yield (event for event in sse.parse(answer.iter_raw()) if event.name)
-
-
-def context(box: Box, language: str = "python") -> str:
-    return str(box.api.call("POST", f"{box.path}/code/contexts", json={"language": language})["id"])
 
 
 def test_the_kernel_is_there_and_has_the_sandbox_around_it(box: Box) -> None:
@@ -147,6 +121,17 @@ def test_other_languages(box: Box) -> None:
     assert run(box, "1", language="ts", cwd="/nowhere")["error"]["name"] == "NotFound"
     failed = run(box, "throw new TypeError('no ' + n)", language="typescript")
     assert (failed["status"], failed["error"]["name"], failed["error"]["message"]) == ("error", "TypeError", "no 20")
+    promises = {
+        "await Promise.resolve(4)": "4",
+        "Promise.resolve(4)": "Promise { 4 }",
+        "new Promise(() => 0)": "Promise { <pending> }",
+        "Promise.reject(new Error('no')); 5": "5",
+        "await Promise.reject(new Error('no')).catch(() => 6)": "6",
+    }
+    assert {one: value(box, one, language="js") for one in promises} == promises
+    failed = run(box, "console.log('a'); await Promise.reject(new RangeError('no'))", language="js")
+    assert (failed["status"], failed["stdout"], failed["error"]["name"]) == ("error", "a\n", "RangeError")
+    assert run(box, "setTimeout(() => { throw new Error('late') }, 0)", language="js")["status"] == "ok"
     assert value(box, "[1, 2].map(x => x * 2).length", language="js") == "2"
     assert {one["id"] for one in box.api.call("GET", f"{box.path}/code/contexts")["contexts"]} == {
         "python", "bash", "javascript", "typescript",
@@ -338,10 +323,21 @@ def test_state_outlives_hibernation(box: Box) -> None:
 
 
 def test_who_hangs_up_interrupts(box: Box) -> None:
-    with stream(box, "import time\ntime.sleep(300)") as events:
+    code = "import os, time\nopen('/tmp/in', 'w').close()\ntry: time.sleep(300)\nexcept KeyboardInterrupt: how = '{}'\n"
+    with stream(box, code.format("stream")) as events:
         assert next(events).name == "started"
+        until(lambda: "in" in box.names("/tmp"))
     began = time.monotonic()
-    assert value(box, "3") == "3"
+    assert value(box, "os.remove('/tmp/in'); how") == "'stream'"
+    assert time.monotonic() - began < 60
+    url = box.api.http.base_url
+    call = http.client.HTTPConnection(url.host, url.port)
+    headers = {"Authorization": f"Bearer {box.api.token}", "Content-Type": "application/json"}
+    call.request("POST", f"{box.path}/code", json.dumps({"code": code.format("blocking")}), headers)
+    until(lambda: "in" in box.names("/tmp"))
+    call.close()
+    began = time.monotonic()
+    assert value(box, "how") == "'blocking'"
     assert time.monotonic() - began < 60
 
 
@@ -369,17 +365,43 @@ def test_a_hibernation_in_mid_cell_is_told_and_the_state_is_kept(box: Box) -> No
     assert value(box, "during") == "1"
 
 
-def test_kernels_run_as_commands_do(interpreter: Server) -> None:
-    """F13: as a user without an entry in the files of the system, in a group with one."""
-    other = interpreter.api.create(template=TEMPLATE, user="4242:daemon", cwd="/tmp", ttl_seconds=300)
-    names = "'HOME', 'USER', 'LOGNAME', 'PATH', 'LANG'"
-    probe = (
-        f"import os; print(os.getuid(), os.getgid(), os.getgroups(), os.getcwd(), [os.environ[n] for n in ({names})])"
+#: What a process is and may do, in Python and in a shell.
+WHO = (
+    "import os, resource\n"
+    "print(os.getuid(), os.getgid(), os.getgroups(), os.getcwd(), os.nice(0), oct(os.umask(0o22)))\n"
+    "print([os.environ.get(n) for n in ('HOME', 'USER', 'LOGNAME', 'SHELL', 'PATH', 'LANG', 'TZ', 'KIND')])\n"
+    "print([resource.getrlimit(getattr(resource, n)) for n in sorted(dir(resource)) if n.startswith('RLIMIT')])\n"
+    "print([line for line in open('/proc/self/status') if line.startswith(('Cap', 'NoNewPrivs', 'Seccomp:'))])"
+)
+SHELL = "id; umask; ulimit -a; echo $HOME $USER $LOGNAME $SHELL $PATH $LANG $KIND"
+
+
+@pytest.mark.parametrize(
+    ("user", "known"), [("4242:daemon", "['/', '4242', '4242', "), ("nobody", "['/nonexistent', 'nobody', 'nobody', ")]
+)
+def test_kernels_run_as_commands_do(interpreter: Server, user: str, known: str) -> None:
+    """F13: as a user without an entry in the files of the system, in a group with one; and as one with a name."""
+    env = {"KIND": "of the sandbox"}
+    other = interpreter.api.create(template=TEMPLATE, user=user, cwd="/tmp", env=env, ttl_seconds=300)
+
+    def same() -> None:
+        ran = run(other, WHO)
+        assert ran["stdout"] == other.exec(["python3", "-c", WHO]).stdout, ran
+        assert known in ran["stdout"]
+        assert run(other, SHELL, language="bash")["stdout"] == other.exec(["bash", "-c", SHELL]).stdout
+
+    same()
+    mine = {"KIND": "of a run", "HOME": "/tmp/elsewhere", "USER": "somebody"}
+    told = "of a run /tmp/elsewhere somebody /tmp/elsewhere\n"
+    ran = run(
+        other, "import os\nprint(*map(os.environ.get, ('KIND', 'HOME', 'USER')), os.path.expanduser('~'))", env=mine
     )
-    ran = run(other, probe)
-    assert ran["stdout"] == other.exec(["python3", "-c", probe]).stdout, ran
-    assert ran["stdout"].startswith("4242 1 [1] /tmp ['/', '4242', ")
-    assert run(other, "id -u; umask", language="bash")["stdout"] == other.sh("id -u; umask")
+    assert ran["stdout"] == told
+    assert run(other, "echo $KIND $HOME $USER ~", language="bash", env=mine)["stdout"] == told
+    same()
+    other.api.call("POST", f"{other.path}/pause")
+    other.api.call("POST", f"{other.path}/resume")
+    same()
     with pytest.raises(ApiError) as refused:
         other.api.call("POST", f"{other.path}/code/contexts", json={"cwd": "/root/secret"})
     assert (refused.value.status, refused.value.code) == (400, "exec.invalid_cwd")

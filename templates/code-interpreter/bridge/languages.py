@@ -8,9 +8,26 @@ from pathlib import Path
 from typing import Any
 
 LANGUAGES = {"python": "python", "bash": "bash", "javascript": "deno", "typescript": "deno", "r": "r"}
+#: To code that asks, in a run without `input`.
+NO_INPUT = (
+    "the code asks for input, and nobody can answer: put the value into the code, or run it with `input` switched on"
+)
+#: `IRkernel::main()`, but what would ask where nobody can answer, and then wait for ever, is refused.
+_R = f"""local({{
+  kernel <- IRkernel:::Kernel$new(connection_file = commandArgs(TRUE)[[1]])
+  executor <- kernel$executor
+  for (name in c("readline", "get_pass")) local({{
+    ask <- eval(call("$", executor, name))
+    assign(name, function(prompt = "") {{
+      if (!isTRUE(executor$current_request$content$allow_stdin)) stop({json.dumps(NO_INPUT)}, call. = FALSE)
+      ask(prompt)
+    }}, envir = as.environment(executor))
+  }})
+  kernel$run()
+}})"""
 ARGV = {
     "deno": ["deno", "jupyter", "--kernel", "--conn"],
-    "r": ["R", "--no-save", "--no-restore", "--slave", "-e", "IRkernel::main()", "--args"],
+    "r": ["R", "--no-save", "--no-restore", "--slave", "-e", _R, "--args"],
 }
 #: Where R's packages are: Debian's, and those that somebody has installed beside them.
 _R_LIBRARIES = ("/usr/local/lib/R/site-library", "/usr/lib/R/site-library", "/usr/lib/R/library")

@@ -15,6 +15,7 @@ import sys
 import termios
 import threading
 import time
+import traceback
 import warnings
 from typing import Any
 
@@ -25,14 +26,12 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from ipykernel.kernelbase import _accepts_parameters
 from IPython.core.error import StdinNotImplementedError
+from languages import NO_INPUT
 from traitlets.config import Config
 
 #: A file that is another one in each sandbox and in each copy of one.
 IDENTITY = "/etc/machine-id"
 CHART = "application/vnd.cloche.chart+json"
-NO_INPUT = (
-    "the code asks for input, and nobody can answer: put the value into the code, or run it with `input` switched on"
-)
 #: What a program has written to a pipe is read by a thread; it is waited for at most so long (seconds).
 DRAIN = 1.0
 
@@ -210,6 +209,7 @@ def run(connection: str) -> None:
     if "matplotlib" in sys.modules:
         shell.enable_matplotlib("inline")
     add_charts(shell)
+    show_groups(shell)
     # Not by a terminal, which would make other line ends and one stream of two.
     shell.system = shell.system_raw
     warnings.filterwarnings("ignore", message="To exit: use")
@@ -246,6 +246,29 @@ def _accepted(method: Any, names: tuple[str, ...]) -> dict[str, bool]:
 def accepts(method: Any, names: list[str]) -> dict[str, bool]:
     """What ipykernel asks of the same method with every cell."""
     return _accepted(method, tuple(names))
+
+
+def show_groups(shell: Any) -> None:
+    """IPython prints the traceback of a group of exceptions, and then the error has none."""
+    show = shell.showtraceback
+
+    def showtraceback(exc_tuple: Any = None, *args: Any, **options: Any) -> None:
+        kind, value, trace = exc_tuple or sys.exc_info()
+        if options.get("exception_only") or not has_group(value):
+            show(exc_tuple, *args, **options)
+            return
+        # The first frame is that of IPython.
+        text = "".join(traceback.format_exception(kind, value, trace and trace.tb_next))
+        shell._showtraceback(kind, value, text.rstrip("\n").split("\n"))
+
+    shell.showtraceback = showtraceback
+
+
+def has_group(error: BaseException | None) -> bool:
+    """As IPython finds it: in the exception, or in one that it was raised on account of."""
+    while error is not None and not isinstance(error, BaseExceptionGroup):
+        error = error.__context__
+    return error is not None
 
 
 def leave() -> None:

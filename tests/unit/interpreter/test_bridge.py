@@ -45,35 +45,7 @@ async def test_state_output_and_value(code: BridgeClient) -> None:
     assert next(e for e in ran.events if e["type"] == "result")["main"]
 
 
-async def test_what_cells_may_do(code: BridgeClient) -> None:
-    ran = await code.run("import asyncio\nawait asyncio.sleep(0.01)\n5")
-    assert ran.results == [{"text/plain": "5"}]
-    ran = await code.run("async def f():\n    await asyncio.sleep(0)\n    return 7\nasyncio.run(f())")
-    assert ran.results == [{"text/plain": "7"}]
-    assert (await code.run("!echo a b")).stdout == "a b\n"
-    assert "Wall time" in (await code.run("%time 1 + 1")).stdout
-    ran = await code.run("import sys; sys.exit(3)")
-    assert (ran.status, ran.error and ran.error["name"], ran.error and ran.error["message"]) == (
-        "error",
-        "SystemExit",
-        "3",
-    )
-    ran = await code.run("def (")
-    assert ran.error is not None
-    assert ran.error["name"] == "SyntaxError"
-    ran = await code.run("class A:\n    def __repr__(self): raise ValueError('broken')\nA()")
-    assert ran.error is not None
-    assert ran.error["name"] == "ValueError"
-    ran = await code.run("raise ExceptionGroup('two', [ValueError(1), KeyError(2)])")
-    assert ran.error is not None
-    assert ran.error["name"] == "ExceptionGroup"
-    assert "\x1b[" not in ran.error["traceback"]
-
-
-async def test_input_is_refused_at_once_or_answered(code: BridgeClient) -> None:
-    ran = await code.run("input('name? ')")
-    assert ran.error is not None
-    assert "nobody can answer" in ran.error["message"]
+async def test_input_is_answered(code: BridgeClient) -> None:
     seen = []
     async for event in code.events(
         {"op": "run", "code": "print('hi', input('name? '))", "timeout_ms": 20000, "input": True}
@@ -92,7 +64,7 @@ async def test_every_figure_once_also_before_an_exception(code: BridgeClient) ->
         "fig, ax = plt.subplots()\nax.bar(['a', 'ü'], [1, 2], label='g')\n"
         "ax.set_title('T')\nplt.show()\nplt.show()\nplt.figure(); plt.plot([1, 2], [3, 4])\nraise ValueError('late')"
     )
-    assert ran.stdout == "before\n"
+    assert ran.stdout == "before\n", ran.events
     assert [base64.b64decode(one["image/png"])[:4] for one in ran.results] == [b"\x89PNG"] * 2
     assert ran.error is not None
     assert [e["type"] for e in ran.events[-2:]] == ["error", "end"]
@@ -142,19 +114,11 @@ async def test_charts_of_other_kinds(code: BridgeClient) -> None:
             assert chart["elements"][0]["outliers"] == [50]
 
 
-async def test_death_is_told_and_the_next_cell_works(code: BridgeClient) -> None:
+async def test_the_state_is_lost_with_its_kernel(code: BridgeClient) -> None:
     await code.run("kept = 1")
-    ends = {
-        "import os; os._exit(7)": {"exit_code": 7},
-        "import os; os.kill(os.getpid(), 9)": {"signal": "SIGKILL"},
-        "import ctypes; ctypes.string_at(0)": {"signal": "SIGSEGV"},
-    }
-    for text, how in ends.items():
-        ran = await code.run(text)
-        assert (ran.status, ran.end["state_lost"]) == ("killed", True)
-        assert how.items() <= ran.end.items()
-        ran = await code.run("'kept' in dir()")
-        assert ran.results == [{"text/plain": "False"}]
+    ran = await code.run("import os; os._exit(7)")
+    assert (ran.status, ran.end["state_lost"], ran.end["exit_code"]) == ("killed", True, 7)
+    assert (await code.run("'kept' in dir()")).results == [{"text/plain": "False"}]
 
 
 async def test_timeout_interrupts_and_then_kills(code: BridgeClient) -> None:

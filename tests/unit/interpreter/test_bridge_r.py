@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from kit.cells import NOBODY
 from kit.code_bridge import BridgeClient, bridge
 
 pytestmark = [
@@ -79,3 +80,12 @@ async def test_r_asks(code: BridgeClient) -> None:
             shown += event.get("text", "")
     await task
     assert "hi Ada" in shown
+
+
+async def test_r_is_refused_what_it_asks_for_when_nobody_can_answer(code: BridgeClient) -> None:
+    assert (await code.run("kept <- 'yes'", language="r")).status == "ok"
+    ran = await code.run("cat('before'); readline('who? ')", language="r")
+    assert [event["type"] for event in ran.events] == ["started", "stdout", "error", "end"]
+    assert NOBODY in (ran.error or {})["message"]
+    ran = await code.run("tryCatch(readline('who? '), error = function(e) cat(kept, 'caught'))", language="r")
+    assert (ran.status, ran.stdout) == ("ok", "yes caught")
