@@ -24,7 +24,7 @@ from kit.client import Api, Box
 
 #: A fixed seed finds the same again; the other half of the run looks elsewhere each time.
 SEEDS = (20261129, int(os.environ.get("CLOCHE_TEST_SEED") or secrets.randbelow(2**32)))
-EXAMPLES = 3
+EXAMPLES = 2
 #: Snapshots and webhooks that no generated request may delete.
 KEPT: set[str] = set()
 

@@ -1,4 +1,4 @@
-"""Files beyond what is usual: very many, very large, hostile archives, writers and readers at odds (F16, F17, F18).
+"""Files beyond what is usual: very many, very large, hostile archives, writers and readers at odds.
 After each test the sandbox and its neighbour answer.
 
 The sizes are smaller than what was run by hand, for emulated machines are slow: 100 000 files, 1 GiB.

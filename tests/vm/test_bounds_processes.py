@@ -1,4 +1,4 @@
-"""Processes beyond what is usual: very many, very much output, bombs, odd names (F02, F05, F06, F34). After each
+"""Processes beyond what is usual: very many, very much output, bombs, odd names. After each
 test the same sandbox and its neighbour answer.
 
 The counts are smaller than what was run by hand, for emulated machines are slow: 500 processes, 1 GiB of output.

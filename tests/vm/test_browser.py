@@ -1,4 +1,4 @@
-"""A browser at a development server in a real machine: the page comes, and changes while files do (F39)."""
+"""A browser at a development server in a real machine: the page comes, and changes while files do."""
 
 from __future__ import annotations
 

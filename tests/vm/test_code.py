@@ -342,7 +342,7 @@ def test_who_hangs_up_interrupts(box: Box) -> None:
 
 
 def test_a_pause_in_mid_cell_stops_it_and_it_goes_on(box: Box) -> None:
-    """F44. The code has four seconds for less than two, and the pause is longer than what is left."""
+    """The code has four seconds for less than two, and the pause is longer than what is left."""
     code = "import time\nfor i in range(3):\n    print(i, flush=True); time.sleep(0.5)\n'whole'"
     with stream(box, code, timeout_seconds=4) as events:
         assert [next(events).name for _ in range(2)] == ["started", "stdout"]
@@ -380,7 +380,7 @@ SHELL = "id; umask; ulimit -a; echo $HOME $USER $LOGNAME $SHELL $PATH $LANG $KIN
     ("user", "known"), [("4242:daemon", "['/', '4242', '4242', "), ("nobody", "['/nonexistent', 'nobody', 'nobody', ")]
 )
 def test_kernels_run_as_commands_do(interpreter: Server, user: str, known: str) -> None:
-    """F13: as a user without an entry in the files of the system, in a group with one; and as one with a name."""
+    """As a user without an entry in the files of the system, in a group with one; and as one with a name."""
     env = {"KIND": "of the sandbox"}
     other = interpreter.api.create(template=TEMPLATE, user=user, cwd="/tmp", env=env, ttl_seconds=300)
 

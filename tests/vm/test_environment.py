@@ -1,4 +1,4 @@
-"""What a command finds around it: user, environment, machine, sizes, names, clock, lifetime (F13)."""
+"""What a command finds around it: user, environment, machine, sizes, names, clock, lifetime."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def people(shared: Box) -> Box:
 
 
 class TestUser:
-    """F13: the same right values on every road."""
+    """The same right values on every road."""
 
     PROBE = 'echo "$(id -u):$(id -g) $(id -G | tr " " ,) $HOME $USER $LOGNAME $(pwd) $(umask) $LANG"'
 

@@ -1,4 +1,4 @@
-"""Whichever way a program is started, it finds the same around it, also after a pause and a hibernation (F13)."""
+"""Whichever way a program is started, it finds the same around it, also after a pause and a hibernation."""
 
 from __future__ import annotations
 

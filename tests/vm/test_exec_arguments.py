@@ -1,4 +1,4 @@
-"""What reaches the program: long arguments, quoting, environment, directory, input (F06, F07, F08)."""
+"""What reaches the program: long arguments, quoting, environment, directory, input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SOON = 15.0
 
 
 class TestLongArguments:
-    """F06: it works, or a 4xx names the limit at once, and the next call works."""
+    """It works, or a 4xx names the limit at once, and the next call works."""
 
     @pytest.mark.parametrize(
         ("body", "field"),
@@ -77,7 +77,7 @@ class TestLongArguments:
 
 
 class TestQuoting:
-    """F07: argv is argv, the shell gets its string unchanged, and nothing else is ever run."""
+    """Argv is argv, the shell gets its string unchanged, and nothing else is ever run."""
 
     def test_argv_reaches_the_program_unchanged(self, shared: Box) -> None:
         words = [
@@ -224,7 +224,7 @@ def by(way: str, box: Box, cmd: str, **options: Any) -> tuple[int, bytes]:
 
 @pytest.mark.parametrize("way", ["blocking", "streamed", "background"])
 class TestInput:
-    """F08, as far as calls with all their input at once go."""
+    """Of calls with all their input at once."""
 
     def test_no_input_is_end_of_file_at_once(self, shared: Box, way: str) -> None:
         watch = Watch()

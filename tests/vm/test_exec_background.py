@@ -1,4 +1,4 @@
-"""Background commands: nothing is lost around their end or between two readers (field failure F05)."""
+"""Background commands: nothing is lost around their end or between two readers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def ended(box: Box, exec_id: str) -> dict[str, Any]:
 
 @pytest.mark.slow
 async def test_500_very_short_ones_keep_output_and_code(shared: Box, api: Api, server: Server) -> None:
-    """F05a. Records are kept until 64 newer ones have ended, so each is read when its status says so."""
+    """Records are kept until 64 newer ones have ended, so each is read when its status says so."""
     fds = procs.fd_count(server.pid)
     path, gate = f"{shared.path}/exec", asyncio.Semaphore(6)
     async with api.aio() as client:
@@ -48,7 +48,7 @@ async def test_500_very_short_ones_keep_output_and_code(shared: Box, api: Api, s
 
 @pytest.mark.slow
 def test_reattaching_misses_and_repeats_nothing(shared: Box) -> None:
-    """F05b. The report pauses for 140 s of 300; here 60 lines take 15 s, and the client is away twice."""
+    """The report pauses for 140 s of 300; here 60 lines take 15 s, and the client is away twice."""
     exec_id = shared.start("for i in $(seq 60); do echo $i; sleep 0.25; done; exit 4")
     seen: list[sse.Event] = []
     for stop_at in (5, 25):
@@ -65,7 +65,6 @@ def test_reattaching_misses_and_repeats_nothing(shared: Box) -> None:
 
 
 def test_after_the_end_everything_is_still_there(shared: Box) -> None:
-    """F05c."""
     exec_id = shared.start("echo out; echo err >&2; exit 9")
     info = until(lambda: ended(shared, exec_id))
     assert (info["stdout"], info["stderr"], info["exit_code"]) == ("out\n", "err\n", 9)

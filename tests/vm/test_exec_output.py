@@ -1,4 +1,4 @@
-"""Output of blocking commands: complete, exact, bounded (field failures F01, F02, F03)."""
+"""Output of blocking commands: complete, exact, bounded."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SOON = 20.0
 
 
 class TestBackgroundChildren:
-    """F01: a child that keeps stdout open holds up nothing and costs no bytes."""
+    """A child that keeps stdout open holds up nothing and costs no bytes."""
 
     def test_it_does_not_hold_the_call_nor_the_next_one(self, shared: Box) -> None:
         watch = Watch()
@@ -49,7 +49,7 @@ class TestBackgroundChildren:
 
 
 class TestVolume:
-    """F02: nothing is lost below the limit; above it head and tail stay, and the loss is stated."""
+    """Nothing is lost below the limit; above it head and tail stay, and the loss is stated."""
 
     def test_10_mib_on_stderr_without_newline(self, shared: Box) -> None:
         result = shared.exec("head -c 10485760 /dev/zero | tr '\\0' x >&2; exit 3")
@@ -137,7 +137,7 @@ class TestVolume:
 
 
 class TestCharacters:
-    """F03: a character that is cut between reads arrives whole."""
+    """A character that is cut between reads arrives whole."""
 
     @pytest.mark.parametrize("stream", ["stdout", "stderr"])
     def test_300000_bytes_of_three_byte_characters(self, shared: Box, stream: str) -> None:

@@ -1,4 +1,4 @@
-"""Streamed commands: exact bytes, heartbeats, slow and lost clients (field failures F02c, F03, F04)."""
+"""Streamed commands: exact bytes, heartbeats, slow and lost clients."""
 
 from __future__ import annotations
 
@@ -75,8 +75,6 @@ class TestShape:
 
 
 class TestCharacters:
-    """F03."""
-
     @pytest.mark.parametrize("stream", [1, 2])
     def test_one_byte_at_a_time(self, shared: Box, stream: int) -> None:
         text = "日本é😀\u2028e\u0301"
@@ -117,7 +115,7 @@ class TestCharacters:
 
 
 class TestSlowReaders:
-    """F02c, and: a consumer that stops reading stalls nobody else."""
+    """A consumer that stops reading stalls nobody else."""
 
     @pytest.mark.slow
     def test_one_4_mib_write_to_a_slow_client(self, shared: Box) -> None:
@@ -171,7 +169,7 @@ class TestSlowReaders:
 
 
 class TestQuietStreams:
-    """F04: silence is no reason to lose a stream, and a lost stream no reason to lose the command."""
+    """Silence is no reason to lose a stream, and a lost stream no reason to lose the command."""
 
     @pytest.mark.slow
     def test_through_nginx(self, shared: Box, api: Api) -> None:

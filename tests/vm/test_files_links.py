@@ -1,4 +1,4 @@
-"""Links lead nowhere they must not: never to the host, and in the guest only where the user may go (F17)."""
+"""Links lead nowhere they must not: never to the host, and in the guest only where the user may go."""
 
 from __future__ import annotations
 

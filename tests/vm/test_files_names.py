@@ -1,4 +1,4 @@
-"""Names of every kind go round, and one odd entry never breaks a list (field failures F14, F18)."""
+"""Names of every kind go round, and one odd entry never breaks a list."""
 
 from __future__ import annotations
 
@@ -24,8 +24,6 @@ def b64(raw: bytes) -> str:
 
 
 class TestRoundTrip:
-    """F14."""
-
     @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:24])
     def test_write_list_stat_read_move_delete(self, shared: Box, name: str) -> None:
         shared.rm("/tmp/names")
@@ -109,8 +107,6 @@ class TestRoundTrip:
 
 
 class TestListing:
-    """F18."""
-
     def test_odd_entries_are_all_there(self, shared: Box) -> None:
         shared.sh(
             "rm -rf /tmp/odd; mkdir /tmp/odd; cd /tmp/odd; ln -s /no/where broken; ln -s self self; mkfifo fifo; "

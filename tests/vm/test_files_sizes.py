@@ -1,4 +1,4 @@
-"""Files of any size, in bounded memory, at any pace, and never a short one (field failure F16)."""
+"""Files of any size, in bounded memory, at any pace, and never a short one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Writes keep owner and mode, make parents that belong to the user, and are atomic (field failure F15)."""
+"""Writes keep owner and mode, make parents that belong to the user, and are atomic."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_memory_and_processes_go_on_apart(family: Api, server: Server) -> None:
 
 @pytest.mark.slow
 def test_eight_write_the_same_names(family: Api, server: Server) -> None:
-    """F27. Everybody reads back what it has written itself, from the disk, also when the parent is gone."""
+    """Everybody reads back what it has written itself, from the disk, also when the parent is gone."""
     parent = family.create()
     parent.sh("mkdir /root/same; for i in $(seq 100); do echo parent $i > /root/same/$i; done; sync")
     children = parent.forks(8)
@@ -92,7 +92,7 @@ def test_eight_write_the_same_names(family: Api, server: Server) -> None:
 
 
 def test_random_numbers_differ_from_the_first_one(family: Api) -> None:
-    """F25. Parent and children draw all the time; up to the fork all have drawn the same, and then never again."""
+    """Parent and children draw all the time; up to the fork all have drawn the same, and then never again."""
     parent = family.create()
     drawing = parent.start(["python3", "-c", DRAWER])
     until(lambda: int(parent.sh("wc -l < /root/drawn 2>/dev/null || echo 0")) > 50)
@@ -117,7 +117,7 @@ def _common(one: list[str], other: list[str]) -> int:
 
 
 def test_names_and_clock(family: Api) -> None:
-    """F23, F25. In the first command already."""
+    """In the first command already."""
     parent = family.create()
     parent.start("while :; do date +%s.%N > /dev/shm/now; sleep 0.1; done")
     shown, skews = [], []
@@ -184,7 +184,7 @@ def test_many_forks_while_lines_come(family: Api) -> None:
 
 
 def test_under_write_load(family: Api) -> None:
-    """F26. What was acknowledged before the fork is in each child; databases and file systems are whole."""
+    """What was acknowledged before the fork is in each child; databases and file systems are whole."""
     parent = family.create()
     with Writers(parent) as writers:
         for _ in range(2):

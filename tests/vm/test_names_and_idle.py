@@ -46,7 +46,7 @@ def test_nothing_going_on_hibernates_it_and_the_reason_can_be_read(family: Api, 
 
 
 def test_what_goes_on_keeps_it_awake_for_its_whole_length(family: Api, server: Server) -> None:
-    """A silent command, and a slow download: F22."""
+    """A silent command, and a slow download."""
     box = family.create(idle_seconds=3)
     box.sh("sleep 8")
     assert box.refresh()["status"] == "running"

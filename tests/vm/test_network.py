@@ -77,7 +77,7 @@ def held(box: Box, outside: Outside) -> None:
 
 
 def test_by_default_only_public_addresses(netapi: Api, netserver: Server, outside: Outside) -> None:
-    """F31: neither the host nor what is around it, by no family, whatever root in the guest does."""
+    """Neither the host nor what is around it, by no family, whatever root in the guest does."""
     box = netapi.create()
     port = netserver.url.rpartition(":")[2]
     for host in (outside.address, "169.254.169.254", "192.168.127.1", "[fd00:c10c:e::1]"):
@@ -98,7 +98,7 @@ def test_by_default_only_public_addresses(netapi: Api, netserver: Server, outsid
 
 
 def test_nothing_is_nothing(netapi: Api, outside: Outside) -> None:
-    """F30: not even a question gets out, and the refusal is quick."""
+    """Not even a question gets out, and the refusal is quick."""
     box = netapi.create(network={"mode": "none"})
     outside.asked.clear()
     began = time.monotonic()
@@ -164,7 +164,7 @@ def test_connections_outlive_the_server_and_policy_outlives_netd(
 
 
 def test_a_secret_goes_where_it_belongs_and_nowhere_else(netapi: Api, netserver: Server, outside: Outside) -> None:
-    """F32. The value is put in on the host; the guest never has it."""
+    """The value is put in on the host; the guest never has it."""
     value = "s3cret-value-0123456789"
     request(netapi, "PUT", "/v1/secrets/TOKEN", {"value": value})
     box = netapi.create(

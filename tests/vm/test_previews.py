@@ -1,4 +1,4 @@
-"""Previews of real servers in a real machine: every address they may listen on, and all that HTTP can do (F39, F40)."""
+"""Previews of real servers in a real machine: every address they may listen on, and all that HTTP can do."""
 
 from __future__ import annotations
 

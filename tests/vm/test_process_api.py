@@ -1,4 +1,4 @@
-"""Processes and terminals of a real machine: one sandbox, its fork, and a stop (F08, F09, F11)."""
+"""Processes and terminals of a real machine: one sandbox, its fork, and a stop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes in the guest: timeouts, signals, corpses, bombs (F10, F11, F12, F34)."""
+"""Processes in the guest: timeouts, signals, corpses, bombs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def ended(box: Box, exec_id: str) -> dict[str, Any]:
 
 
 class TestTimeout:
-    """F10: a timeout takes the whole tree, whatever left the group, and says so."""
+    """A timeout takes the whole tree, whatever left the group, and says so."""
 
     def test_nobody_survives(self, shared: Box) -> None:
         shared.sh("rm -f /tmp/late*")
@@ -58,7 +58,7 @@ class TestTimeout:
 
 
 class TestEnds:
-    """F11: every end is told as what it was."""
+    """Every end is told as what it was."""
 
     @pytest.mark.parametrize(
         ("command", "code", "signal"),
@@ -138,7 +138,7 @@ class TestEnds:
 
 @pytest.mark.slow
 def test_no_corpses_pile_up(shared: Box) -> None:
-    """F12. 500 orphans instead of 2000, for a fork takes 20 ms under emulation; one corpse each would show as 500."""
+    """500 orphans instead of 2000, for a fork takes 20 ms under emulation; one corpse each would show as 500."""
     program = "for (1..500) { if (!fork) { if (!fork) { select undef, undef, undef, 0.2 } exit } wait }"
     assert shared.exec(["perl", "-e", program]).code == 0
     until(lambda: int(shared.exec("ps -eo stat= | grep -c '^Z'").stdout) <= 3, 20, every=0.5)
@@ -180,7 +180,7 @@ def killed(box: Box, exec_id: str) -> dict[str, Any]:
 
 
 class TestBombs:
-    """F34: the user's process dies, the agent lives, the answer says why, neighbours notice nothing."""
+    """The user's process dies, the agent lives, the answer says why, neighbours notice nothing."""
 
     HOG = "x=[]\nwhile 1: x.append(bytearray(1<<20))"
     #: A pool that starts a worker anew for each that dies, and waits for ever for what that one should have done.

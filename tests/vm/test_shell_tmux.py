@@ -1,4 +1,4 @@
-"""`cloche shell` in a real terminal, which tmux is: typing, size, keys, characters, full screens, coming back (F09)."""
+"""`cloche shell` in a real terminal, which tmux is: typing, size, keys, characters, full screens, coming back."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def expiry(box: Box) -> float:
 
 
 def test_a_hundred_times_back_to_back(family: Api, server: Server) -> None:
-    """F19. No call is a silent no-op, and what runs goes on each time."""
+    """No call is a silent no-op, and what runs goes on each time."""
     box = family.create()
     counting = box.start("i=0; while :; do echo $((i=i+1)) > /dev/shm/count; done")
     until(lambda: box.exec("test -s /dev/shm/count").code == 0)
@@ -65,7 +65,7 @@ def test_a_hundred_times_back_to_back(family: Api, server: Server) -> None:
 
 
 def test_twenty_of_each_at_once(family: Api, server: Server) -> None:
-    """F19. One after the other, in some order; the sandbox is what it says it is."""
+    """One after the other, in some order; the sandbox is what it says it is."""
     box = family.create()
     with ThreadPoolExecutor(60) as pool:
         running = [pool.submit(box.verb, "pause" if n % 2 else "resume") for n in range(40)]
@@ -106,7 +106,7 @@ def test_all_kinds_of_moves_at_once(family: Api, server: Server) -> None:
 
 
 def test_right_after_the_create(family: Api) -> None:
-    """F19. What was made a moment ago can be paused, hibernated and deleted."""
+    """What was made a moment ago can be paused, hibernated and deleted."""
     for verb, back in (("pause", "resume"), ("hibernate", "wake")):
         box = family.create()
         assert box.verb(verb)[0] in FINE - {409}
@@ -117,7 +117,7 @@ def test_right_after_the_create(family: Api) -> None:
 
 @pytest.mark.parametrize("state", ["paused", "hibernated", "pause", "resume", "hibernate", "wake", "fork", "snapshots"])
 def test_delete_in_every_state(family: Api, server: Server, state: str) -> None:
-    """F19. Also in the middle of a move: nothing of it is left."""
+    """Also in the middle of a move: nothing of it is left."""
     box = family.create()
     if state in {"paused", "resume"}:
         box.pause()
@@ -161,7 +161,7 @@ def test_a_call_that_runs_while_it_is_paused(family: Api) -> None:
 
 @pytest.mark.parametrize(("sleep", "back"), [("pause", "resume"), ("hibernate", "wake")])
 def test_time_stands_still_for_timers_and_not_for_the_clock(family: Api, sleep: str, back: str) -> None:
-    """F23, F24. No burst of overdue ticks, `sleep` goes on where it was, and the date is right in the first command."""
+    """No burst of overdue ticks, `sleep` goes on where it was, and the date is right in the first command."""
     box = family.create()
     box.start("while :; do date +%s.%N >> /dev/shm/ticks; sleep 0.2; done")
     sleeping = box.start("sleep 8; echo woken")
@@ -323,7 +323,7 @@ def test_the_ttl_ends_it_in_its_sleep(family: Api, server: Server) -> None:
 
 @pytest.mark.parametrize(("sleep", "back"), [("pause", "resume"), ("hibernate", "wake")])
 def test_the_ttl_is_counted_anew(family: Api, sleep: str, back: str) -> None:
-    """F21. As it was set, five times; calls in between shorten nothing."""
+    """As it was set, five times; calls in between shorten nothing."""
     box = family.create(ttl_seconds=1000)
     for ttl in (1000, 1000, 500, 500, 500):
         if ttl != box.info["ttl_seconds"]:

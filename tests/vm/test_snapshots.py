@@ -81,7 +81,7 @@ def test_of_another_workspace_there_is_none(family: Api, server: Server) -> None
 
 
 def test_many_go_on_from_one_when_its_sandbox_is_gone(family: Api, server: Server) -> None:
-    """F23, F27. Memory, processes and disk; the clock is right at once; and each is for itself."""
+    """Memory, processes and disk; the clock is right at once; and each is for itself."""
     source = family.create(env={"A": "one", "B": "two"}, cwd="/var", ttl_seconds=3000, metadata={"of": "source"})
     source.sh("echo disk > /root/f; echo memory > /dev/shm/m; sync")
     ticking = source.start("while :; do echo tick; sleep 0.1; done")
@@ -145,7 +145,7 @@ def test_of_a_paused_sandbox_and_of_one_made_from_a_snapshot(family: Api, server
 
 @pytest.mark.slow
 def test_twenty_in_the_midst_of_writes(family: Api) -> None:
-    """F26a. What was acknowledged before a snapshot is in it, and its file system and databases are whole."""
+    """What was acknowledged before a snapshot is in it, and its file system and databases are whole."""
     box = family.create()
     taken = []
     with Writers(box) as writers:
@@ -226,7 +226,7 @@ DAMAGE: dict[str, Callable[[Path], object]] = {
 
 
 def test_what_is_damaged_is_not_started(damaged: Server) -> None:
-    """F26c. Refused, whether or not it was used before; nothing is left; whole again it works."""
+    """Refused, whether or not it was used before; nothing is left; whole again it works."""
     api = damaged.api
     box = api.create()
     box.sh("echo kept > /root/f")
@@ -313,7 +313,7 @@ def _answers(box: Box) -> bool:
 
 @pytest.mark.parametrize("leave", [0, 8 * MIB], ids=["nothing", "too little"])
 def test_no_room_on_the_disk_of_the_host(small: Server, filler: Filler, leave: int) -> None:
-    """F26d. A sentence; the sandbox goes on; what was taken before is whole; delete makes room."""
+    """A sentence; the sandbox goes on; what was taken before is whole; delete makes room."""
     api = small.api
     box = api.create()
     box.sh("echo kept > /root/f; echo memory > /dev/shm/m; head -c 20000000 /dev/urandom > /dev/shm/big; sync")

@@ -92,7 +92,7 @@ def test_a_sandbox_with_a_user_and_variables_of_its_own(client: OpenSsh, api: Ap
 
 
 def test_an_input_that_never_ends_keeps_nobody(client: OpenSsh, tmp_path: Path) -> None:
-    """F08: the client ends when its command has, although its own input is still open."""
+    """The client ends when its command has, although its own input is still open."""
     os.mkfifo(tmp_path / "never")
     held = os.open(tmp_path / "never", os.O_RDWR)
     try:

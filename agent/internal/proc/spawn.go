@@ -162,11 +162,11 @@ func (m *Manager) fork(p *plan, std *pipes, cg *cgroup.Group) (int, <-chan Ended
 	return m.Reaper.Start(func() (int, error) {
 		runtime.LockOSThread()
 		defer runtime.UnlockOSThread()
-		slack := sys.UsualSlack
+		sys.SetSlack(sys.UsualSlack)
 		if p.tools {
-			slack = sys.MonitorSlack // they have such a thread, and no timers
+			sys.SetSlack(sys.MonitorSlack) // they have such a thread, and no timers
+			defer sys.SetSlack(sys.UsualSlack)
 		}
-		sys.SetSlack(slack)
 		pid, err := syscall.ForkExec(p.path, p.argv, attr)
 		if err == nil && attr.Sys.Ptrace {
 			err = limit(pid, p.rlimits)

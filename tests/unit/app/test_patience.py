@@ -74,7 +74,7 @@ def code_in(entry: Any, link: Link) -> CodeStream:
 
 
 async def test_code_of_a_paused_sandbox_goes_on_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """F44: neither its timeout nor the silence of its kernel is counted in the meantime."""
+    """Neither its timeout nor the silence of its kernel is counted in the meantime."""
     for name, seconds in (("SILENCE", 0.0), ("HOST_GRACE", 0.0), ("KILL_SECONDS", 0.01)):
         monkeypatch.setattr(f"cloche_server.app.code.{name}", seconds)
     entry = entry_in(Status.PAUSED)

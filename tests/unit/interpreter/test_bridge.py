@@ -1,4 +1,4 @@
-"""The bridge of the code interpreter with real kernels: what F44 and F45 ask of it."""
+"""The bridge of the code interpreter with real kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells that do to their kernel what they should not, show too much, or run as somebody else (F13, F44, F45)."""
+"""Cells that do to their kernel what they should not, show too much, or run as somebody else."""
 
 from __future__ import annotations
 
