@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 from common import Report, client, create, delete, facts, milliseconds, must, parser
@@ -18,14 +19,23 @@ CHUNK = 256 * 1024
 
 
 def server_pid() -> int | None:
-    """The server's process on this machine, if it is here: for its memory."""
+    """The server's process, if it is on this machine: the one that listens where the benchmark asks."""
+    port = urlsplit(os.environ.get("CLOCHE_API_URL", "")).port or 8600
+    listening = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path("/proc/net", table).read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                listening.add(f"socket:[{fields[9]}]")
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             argv = (entry / "cmdline").read_bytes().split(b"\0")
+            if not any(part.endswith(b"cloche-server") for part in argv):
+                continue
+            if any(str(fd.readlink()) in listening for fd in (entry / "fd").iterdir()):
+                return int(entry.name)
         except OSError:
             continue
-        if b"serve" in argv and any(part.endswith(b"cloche-server") for part in argv):
-            return int(entry.name)
     return None
 
 
