@@ -45,6 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")
 def pytest_order_items(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With several workers, long tests begin early. Without, all run in the order of their files."""
+    if out := schedule.left_out(items):
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in out])
+        items[:] = [item for item in items if item.nodeid not in out]
     if config.getoption("dist", "no") == "loadgroup" or os.environ.get("PYTEST_XDIST_WORKER"):
         schedule.sort(items)
 

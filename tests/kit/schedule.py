@@ -35,6 +35,17 @@ def some(cases: Sequence[_T]) -> list[_T]:
     return [cases[at] for at in sorted(chosen)]
 
 
+def left_out(items: Sequence[pytest.Item]) -> set[str]:
+    """The ids of the long tests on machines that this run of `./test` does without: one of three, other ones each
+    time. All are in it with `CLOCHE_TEST_ALL=1`, and when pytest is called by hand."""
+    if is_whole():
+        return set()
+    # Each by itself, so that what has failed is run again.
+    run = os.environ["RUN_MARK"]
+    long = [item.nodeid for item in items if item.get_closest_marker("slow") and item.get_closest_marker("vm")]
+    return {name for name in long if random.Random(f"{run} {name}").random() < 1 / 3}
+
+
 @cache
 def together(file: Path) -> bool:
     """Whether the tests of a file belong together. Those of other files go where there is room, one by one."""

@@ -196,6 +196,7 @@ def test_a_server_that_is_killed_leaves_nothing_behind(own: Server, client: Open
     # A terminal over a WebSocket, whose shell waits for its client: the agent counts that time, whoever serves.
     shell = Socket(own.url, f"/v1/sandboxes/{box.id}/terminal?linger_seconds=2", own.token)
     shell.type(b"exec sleep 4712.2\n")
+    shell.until(b"sleep 4712.2")
     until(lambda: _running(box, "sleep 4712.2"))
     reach = ["bash", "-c", "exec 3<>/dev/tcp/127.0.0.1/4713"]
     assert box.exec(reach).code == 0
