@@ -74,7 +74,7 @@ func Serve(r io.Reader, w io.Writer, plain bool) error {
 		}
 		n := binary.BigEndian.Uint32(head[:])
 		if n == 0 || n > maxPacket {
-			_ = s.w.Flush()
+			_ = s.answerAll()
 			return errors.New("a packet of an impossible length")
 		}
 		if err := s.fill(packet[:n]); err != nil {
@@ -104,13 +104,16 @@ func Serve(r io.Reader, w io.Writer, plain bool) error {
 // fill reads so many bytes. The client gets its answers before it is waited for.
 func (s *Server) fill(b []byte) error {
 	if s.r.Buffered() < len(b) {
-		if err := errors.Join(s.endRun(), s.w.Flush()); err != nil {
+		if err := s.answerAll(); err != nil {
 			return err
 		}
 	}
 	_, err := io.ReadFull(s.r, b)
 	return err
 }
+
+// answerAll does what was put off, and sends every answer.
+func (s *Server) answerAll() error { return errors.Join(s.endRun(), s.w.Flush()) }
 
 func ended(err error) error {
 	if errors.Is(err, io.EOF) {

@@ -7,8 +7,8 @@ import (
 
 const (
 	// DirectAfter is how large a file is that is written around the page
-	// cache: in an emulated guest the cache costs twice as much as all else
-	// that an upload does, and it would push out what programs are using.
+	// cache: in an emulated guest the cache costs as much as all else that an
+	// upload does, and it would push out what programs are using.
 	// Small files, which somebody will read soon, stay in it.
 	DirectAfter = 1 << 20
 	// directBlock is a multiple of the blocks of every disk.
