@@ -104,7 +104,10 @@ def test_bundles_of_other_kinds(box: Box) -> None:
 
 
 def test_many_plots_in_one_cell(box: Box) -> None:
-    code = f"for i in range({PLOTS}):\n    plt.figure(figsize=(1, 1)); plt.plot([0, i]); plt.title(str(i)); plt.show()"
+    code = (
+        f"import matplotlib.pyplot as plt\nfor i in range({PLOTS}):\n"
+        "    plt.figure(figsize=(1, 1)); plt.plot([0, i]); plt.title(str(i)); plt.show()"
+    )
     charts = [one["data"][CHART]["charts"][0] for one in run(box, code, timeout_seconds=120)["results"]]
     assert [(one["title"], one["elements"][0]["points"][1]) for one in charts] == [
         (str(i), [1, i]) for i in range(PLOTS)
@@ -191,6 +194,7 @@ def test_input_is_refused_at_once_or_answered(box: Box) -> None:
 
 
 def test_many_contexts_are_apart_and_run_side_by_side(box: Box) -> None:
+    run(box, "x = 40")
     with concurrent.futures.ThreadPoolExecutor(3) as pool:
         made = list(pool.map(lambda _: context(box), range(CONTEXTS)))
     with concurrent.futures.ThreadPoolExecutor(CONTEXTS) as pool:
@@ -221,6 +225,7 @@ def test_interrupt_keeps_the_state_and_restart_does_not(box: Box) -> None:
 
 
 def test_ends_are_told(box: Box) -> None:
+    run(box, "x = 40")
     ran = run(box, "import time; time.sleep(60)", timeout_seconds=1)
     assert (ran["status"], ran["state_lost"]) == ("timeout", False)
     assert value(box, "x") == "40"
@@ -356,7 +361,7 @@ def test_a_pause_in_mid_cell_stops_it_and_it_goes_on(box: Box) -> None:
 
 
 def test_a_hibernation_in_mid_cell_is_told_and_the_state_is_kept(box: Box) -> None:
-    with stream(box, "during = 1\nprint('in', flush=True)\ntime.sleep(300)") as events:
+    with stream(box, "import time\nduring = 1\nprint('in', flush=True)\ntime.sleep(300)") as events:
         assert [next(events).name for _ in range(2)] == ["started", "stdout"]
         box.api.call("POST", f"{box.path}/hibernate", timeout=120)
         (failed,) = events

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -89,18 +90,25 @@ def test_a_program_that_fills_the_screen(screen: Tmux, shared: Box, tmp_path: Pa
 def test_coming_back(screen: Tmux, shared: Box, tmp_path: Path) -> None:
     """Whoever is cut off is told how to come back, finds the same shell, and sees what it has shown meanwhile."""
     enter(screen, shared.id)
-    screen.type("clear; kept=value-$((6*7)); echo begun; sleep 2; echo meanwhile-$kept")
+    wait = "until [ -e /tmp/go ]; do sleep 0.1; done"
+    screen.type(f"clear; kept=value-$((6*7)); echo begun; {wait}; echo meanwhile-$kept")
     screen.until("begun")  # what was typed has arrived
     client = until(lambda: [p for p in _clients(shared.id) if p.alive()])[0]
     os.kill(client.pid, signal.SIGTERM)
     leave(screen, tmp_path, 143)
+    shared.put("/tmp/go", b"")
     found = [one for one in shared.api.call("GET", f"{shared.path}/processes")["processes"] if one["pty"]]
     running = [one for one in found if one["status"] == "running"]
-    told = "".join(screen.lines()).replace(" ", "")  # a line that is too long for the screen breaks at a space
-    assert f"--process{running[-1]['process_id']}--from" in told, "how to come back is told"
+    # A line that is too long for the screen breaks at a space.
+    told = re.search(
+        rf"comebackwith:clocheshell{shared.id}--process(\w+)--from(\d+)", "".join(screen.lines()).replace(" ", "")
+    )
+    assert told, "how to come back is told"
+    process, offset = told.groups()
+    assert process in {one["process_id"] for one in running}
     (tmp_path / "after").unlink()
     screen.type("clear")
-    screen.type(f"cloche shell {shared.id} --process {running[-1]['process_id']}; echo ended-$?; stty -g > after")
+    screen.type(f"cloche shell {shared.id} --process {process} --from {offset}; echo ended-$?; stty -g > after")
     screen.until("meanwhile-value-42")
     screen.type("exit $((kept=5))")
     leave(screen, tmp_path, 5)
