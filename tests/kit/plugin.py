@@ -15,6 +15,7 @@ from kit import leaks, schedule
 from kit.client import Api, Box
 from kit.server import Server
 
+_TESTS = Path(__file__).resolve().parents[1]
 #: Every server that lives now, for reports and for the very end.
 _SERVERS: list[Server] = []
 
@@ -33,13 +34,25 @@ def pytest_unconfigure(config: pytest.Config) -> None:
         _SERVERS.pop().close()
 
 
+def _boots(path: Path) -> bool:
+    """Whether what lies there uses machines: all in these folders does, and nothing elsewhere."""
+    return any(path.is_relative_to(_TESTS / folder) for folder in ("vm", "conformance"))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All that lies in `tests/vm` boots machines."""
-    here = Path(__file__).resolve().parents[1] / "vm"
     for item in items:
-        if item.path.is_relative_to(here):
+        if _boots(item.path):
             item.add_marker(pytest.mark.vm)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """What `-m` leaves out as a whole need not be read, which takes each worker seconds."""
+    wanted = config.getoption("markexpr")
+    if collection_path.parent == _TESTS and collection_path.is_dir() and wanted != "":
+        out = not _boots(collection_path) if wanted == "vm" else wanted.startswith("not vm") and _boots(collection_path)
+        return True if out else None
+    return None
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")

@@ -29,6 +29,8 @@ from cloche_server.storage.archive import (
 from cloche_server.storage.archive_read import Unpacker
 from cloche_server.storage.qcow2 import read_front, rename_backing
 
+pytestmark = pytest.mark.thorough
+
 NAMES = member_names(2, with_template=True, memory=True)
 CONTENT = {name: (name.encode() * 700)[: 900 + 40 * number] for number, name in enumerate(NAMES)}
 CONTENT["template/mem"] = b"m" * 5000 + bytes((1 << 20) - 5000)

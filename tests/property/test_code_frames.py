@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from cloche_server.core import code
 from cloche_server.core.errors import ClocheError
 
+pytestmark = pytest.mark.thorough
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=True) | st.text(),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),

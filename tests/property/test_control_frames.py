@@ -19,6 +19,7 @@ from cloche_server.netd.upstream import _query, answers_query, parse_resolv_conf
 messages = st.dictionaries(st.text(max_size=10), st.text(max_size=50) | st.integers() | st.none(), max_size=4)
 
 
+@pytest.mark.thorough
 @given(st.lists(st.tuples(messages, st.integers(0, 8)), max_size=5), st.integers(1, 40))
 def test_messages_come_through_any_chunks(sent: list[tuple[dict[str, Any], int]], size: int) -> None:
     data = b"".join(encode_frame(message, count) for message, count in sent)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from urllib.parse import unquote_to_bytes
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,8 @@ from cloche_server.core.previews import (
 from cloche_server.gateway.headers import query_tokens, without_cookie, without_query
 from cloche_server.gateway.routes import PEEK, is_ours
 from cloche_server.guest.tunnel import TunnelFrames
+
+pytestmark = pytest.mark.thorough
 
 LEAN = settings(deadline=None, max_examples=60)
 NAMES = st.from_regex(rb"[A-Za-z-]{1,12}", fullmatch=True)

@@ -7,12 +7,15 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
 from cloche_server.storage.layers import SUFFIX, Layers, make_overlay
 from kit.fake_engine import template
+
+pytestmark = pytest.mark.thorough
 
 #: Users of a layer: each sandbox or snapshot is a name, and holds one layer as its top.
 users = Bundle("users")

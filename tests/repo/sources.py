@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +20,7 @@ class Source:
     path: Path
     text: str
     tree: ast.Module
+    nodes: tuple[ast.AST, ...]
 
     @property
     def name(self) -> str:
@@ -28,20 +30,25 @@ class Source:
 @cache
 def parsed(root: Path) -> tuple[Source, ...]:
     found = []
+    # A million nodes, which stay: the garbage collector would look through them again and again.
+    gc.disable()
     for path in sorted(root.rglob("*.py")):
         text = path.read_text("utf-8")
-        found.append(Source(path, text, ast.parse(text, str(path))))
+        tree = ast.parse(text, str(path))
+        found.append(Source(path, text, tree, tuple(ast.walk(tree))))
+    gc.freeze()
+    gc.enable()
     assert found, f"no Python below {root}"
     return tuple(found)
 
 
 def functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
 
 def strings(source: Source) -> Iterator[ast.Constant]:
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node

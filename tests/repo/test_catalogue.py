@@ -23,10 +23,15 @@ from cloche_server.settings import Settings, env_name
 CODE = re.compile(r"[a-z]+(\.[a-z_]+)+|not_implemented|internal")
 
 
+def _name(node: ast.expr) -> str:
+    """Of what is called, without where it comes from."""
+    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
+
+
 def _raised(source: Source) -> Iterator[tuple[int, str]]:
     """Codes in `ClocheError("code", …)`."""
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "ClocheError" and node.args:
+    for node in source.nodes:
+        if isinstance(node, ast.Call) and _name(node.func) == "ClocheError" and node.args:
             code = node.args[0]
             if isinstance(code, ast.Constant) and isinstance(code.value, str):
                 yield node.lineno, code.value

@@ -37,7 +37,7 @@ def test_every_type_is_written_somewhere() -> None:
 def test_every_type_that_is_told_is_in_the_catalogue() -> None:
     told = []
     for source in parsed(SERVER):
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {"tell", "Happening"}:
                 kinds = [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
                 told += [f"{source.name}:{node.lineno} {kind}" for kind in kinds if kind not in CATALOGUE]

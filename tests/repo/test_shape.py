@@ -57,7 +57,7 @@ def test_modules_say_what_they_are() -> None:
 
 def _imports(source: Source) -> set[str]:
     found = set()
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -72,7 +72,7 @@ def test_the_environment_is_read_in_few_places() -> None:
             and node.attr in {"environ", "environb", "getenv"}
             and isinstance(node.value, ast.Name)
             and node.value.id == "os"
-            for node in ast.walk(source.tree)
+            for node in source.nodes
         )
 
     _judge("environment", {source.name: "os.environ" for source in parsed(SERVER) if reads(source)})
@@ -80,7 +80,7 @@ def test_the_environment_is_read_in_few_places() -> None:
 
 def test_processes_are_started_in_one_place() -> None:
     def starts(source: Source) -> bool:
-        called = {node.attr for node in ast.walk(source.tree) if isinstance(node, ast.Attribute)}
+        called = {node.attr for node in source.nodes if isinstance(node, ast.Attribute)}
         return "subprocess" in _imports(source) or bool(
             called & {"create_subprocess_exec", "create_subprocess_shell", "posix_spawn", "fork", "forkpty", "system"}
         )
@@ -94,7 +94,7 @@ def test_the_clock_has_one_door() -> None:
     for source in parsed(SERVER):
         if source.name.endswith("host/clock.py"):
             continue
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 text = ast.unparse(node.func)
                 if text in {"time.time", "datetime.now", "datetime.utcnow"}:
@@ -109,7 +109,7 @@ def test_states_are_compared_by_name_only_in_core() -> None:
     for source in parsed(SERVER):
         if source.path.is_relative_to(SERVER / "core") or source.path.is_relative_to(SERVER / "engine"):
             continue  # an engine speaks of the states of its VMM
-        for node in ast.walk(source.tree):
+        for node in source.nodes:
             if not isinstance(node, ast.Compare) or "status" not in ast.unparse(node).lower():
                 continue
             for side in ast.walk(node):
@@ -123,7 +123,7 @@ def test_sql_stands_in_files() -> None:
     broken = [
         f"{source.name}:{node.lineno}"
         for source in parsed(SERVER)
-        for node in ast.walk(source.tree)
+        for node in source.nodes
         if isinstance(node, ast.Constant)
         and isinstance(node.value, str)
         and node.value.lower().startswith(begins)

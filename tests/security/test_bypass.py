@@ -15,6 +15,8 @@ import pytest
 from cases import CASES, Case, Try, table
 from guest_kit import Guest
 
+pytestmark = pytest.mark.thorough
+
 TABLE = Path(__file__).resolve().parents[2] / "docs" / "security-cases.md"
 MODULES = (cases_names, cases_dns, cases_ways, cases_http, cases_groups, cases_udp)
 

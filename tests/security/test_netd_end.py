@@ -19,6 +19,8 @@ from cloche_server.host import netns
 from cloche_server.host.fdlink import FdClient
 from cloche_server.network.slots import furnish_slot
 
+pytestmark = pytest.mark.thorough
+
 POLICY = {"mode": "open", "rules": [], "limits": {}, "learn": False}
 
 

@@ -9,11 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from guest_kit import Guest
 from netd_kit import UID
 from world_kit import A4
 
 from cloche_server.core.netctl import PROTOCOL
+
+pytestmark = pytest.mark.thorough
 
 
 def status(pid: int) -> dict[str, str]:

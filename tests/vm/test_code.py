@@ -104,10 +104,8 @@ def test_bundles_of_other_kinds(box: Box) -> None:
 
 
 def test_many_plots_in_one_cell(box: Box) -> None:
-    code = (
-        f"import matplotlib.pyplot as plt\nfor i in range({PLOTS}):\n"
-        "    plt.figure(figsize=(1, 1)); plt.plot([0, i]); plt.title(str(i)); plt.show()"
-    )
+    one = "plt.figure(figsize=(1, 1)); plt.plot([0, i]); plt.title(str(i)); plt.show()"
+    code = f"import matplotlib.pyplot as plt\nfor i in range({PLOTS}):\n    {one}"
     charts = [one["data"][CHART]["charts"][0] for one in run(box, code, timeout_seconds=120)["results"]]
     assert [(one["title"], one["elements"][0]["points"][1]) for one in charts] == [
         (str(i), [1, i]) for i in range(PLOTS)

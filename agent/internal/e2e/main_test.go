@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -23,6 +24,10 @@ import (
 var binary string
 
 func TestMain(m *testing.M) {
+	if flag.Parse(); testing.Short() {
+		fmt.Println("left out with -short: every test here starts an agent")
+		os.Exit(0)
+	}
 	dir, err := os.MkdirTemp("", "cloche-e2e")
 	if err != nil {
 		panic(err)

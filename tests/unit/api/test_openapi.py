@@ -44,6 +44,7 @@ def _is_valid(document: dict[str, Any], schema: str, value: object) -> bool:
     return bool(Draft202012Validator(whole).is_valid(value))
 
 
+@pytest.mark.thorough
 def test_it_is_openapi_3_1(document: dict[str, Any]) -> None:
     assert document["openapi"] == "3.1.0"
     errors = [error.message for error in OPENAPI_31_VALIDATOR.iter_errors(document)]

@@ -14,6 +14,8 @@ import uvicorn
 
 from cloche_server.api.protocol import HttpProtocol
 
+pytestmark = pytest.mark.thorough
+
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
 

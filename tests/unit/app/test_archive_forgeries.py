@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from archive_site import Site, packed, pieces, refused, unpacked
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("quick_disk")]
 
 
 def forged(raw: bytes, change: Callable[[dict[str, Any]], None]) -> bytes:

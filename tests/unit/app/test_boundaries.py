@@ -22,6 +22,7 @@ async def front(host: Host, crew: Crew, tmp_path: Path) -> AsyncIterator[AccessS
         yield site
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("field", ["isolation", "minimum_boundary"])
 async def test_what_this_host_cannot_keep_makes_nothing(
     front: AccessSite, monkeypatch: pytest.MonkeyPatch, field: str

@@ -18,6 +18,8 @@ from cloche_server.core import code
 from cloche_server.core.errors import ClocheError
 from kit.fake_engine import FakeGuest
 
+pytestmark = pytest.mark.thorough
+
 STARTED = {"type": "started", "context": "python", "language": "python"}
 END = {"type": "end", "status": "ok", "execution_count": 1, "duration_ms": 2.5, "state_lost": False}
 CONTEXT = {

@@ -16,6 +16,8 @@ from journal_kit import journal
 
 from cloche_server.app import events as events_module
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 async def front(host: Host, crew: Crew) -> AsyncIterator[Front]:

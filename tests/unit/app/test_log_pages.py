@@ -40,6 +40,7 @@ async def test_the_last_lines_are_no_more_than_a_log_can_have() -> None:
     assert (await log_of("a", 10, placed=True).page(None, 0)).lines == ()
 
 
+@pytest.mark.thorough
 async def test_a_page_has_a_bounded_number_of_lines_and_the_next_one_goes_on_behind_it() -> None:
     log = log_of("", LINES_MAX + 3, placed=True)
     first = await log.page(None, None)

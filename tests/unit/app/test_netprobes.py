@@ -180,6 +180,7 @@ async def test_where_no_server_runs_its_port_is_not_tried() -> None:
     assert isinstance(found["network.api"], Skipped)
 
 
+@pytest.mark.thorough
 async def test_the_program_of_the_guest_really_tries() -> None:
     """Run here, where nothing is in the way."""
     async with witness.listening([LOCAL], 0) as watching:

@@ -115,6 +115,7 @@ async def test_put_back_is_as_before(host: Host, base: BakedTemplate, running: R
     host.pools.put_back(slot)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("which", [0, 1, 2, 3])
 async def test_a_dead_one_is_never_given_out_and_is_replaced(
     host: Host, base: BakedTemplate, running: Running, which: int
@@ -166,6 +167,7 @@ async def test_each_of_several_templates_has_its_own(
     assert host.pools.take(base) is None
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("call", ["Engine.launch", "Engine.launch.connect", "Machine.restore", "Guest.renew"])
 @pytest.mark.parametrize("error", [ClocheError("sandbox.boot_failed", "x"), OSError(24, "too many"), RuntimeError("?")])
 async def test_a_refill_that_fails_is_tried_again_later(

@@ -31,7 +31,7 @@ KINDS = ["sandboxes", "snapshots", "webhooks", "templates", "tokens", "secrets",
 NOT_FOUND = {f"{kind.removesuffix('s').replace('sandboxe', 'sandbox').replace('-', '')}.not_found" for kind in KINDS}
 #: These make what they name, of the workspace that asks.
 MAKE = {"secrets_put"}
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("quick_disk")]
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from cloche_server.app import machines as machines_module
 from cloche_server.app import tokens as tokens_module
 from kit.fake_engine import settle
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("quick_disk")]
 
 
 @dataclass

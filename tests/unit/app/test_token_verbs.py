@@ -19,7 +19,7 @@ from cloche_server.app.audit import Audit, AuditEntry
 from cloche_server.core.scopes import Scope
 from cloche_server.host.append import AppendLog
 
-pytestmark = pytest.mark.usefixtures("quick_disk")
+pytestmark = [pytest.mark.thorough, pytest.mark.usefixtures("quick_disk")]
 
 
 @pytest.fixture

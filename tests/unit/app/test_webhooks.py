@@ -19,6 +19,8 @@ from cloche_server.host.outbound import Answer
 from cloche_server.store.webhooks import WebhookStore
 from kit.fake_engine import settle
 
+pytestmark = pytest.mark.thorough
+
 DAY = 86400.0
 
 

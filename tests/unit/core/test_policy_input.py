@@ -121,6 +121,7 @@ json = st.recursive(
 FIELDS = ("id", "action", "domain", "cidr", "ports", "protocol", "methods", "paths")
 
 
+@pytest.mark.thorough
 @given(
     st.fixed_dictionaries(
         {},

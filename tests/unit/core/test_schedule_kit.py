@@ -18,6 +18,7 @@ print([(at, getattr(case, "__name__", "")) for at, case in some([(n, Path.unlink
 """
 
 
+@pytest.mark.thorough
 def test_all_workers_of_a_run_choose_alike_and_another_run_otherwise() -> None:
     def chosen(mark: str, hash_seed: str) -> str:
         env = {**os.environ, "RUN_MARK": mark, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}

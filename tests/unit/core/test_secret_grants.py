@@ -118,6 +118,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.thorough
 @given(st.lists(JSON, max_size=3))
 def test_any_json_is_parsed_or_refused(raw: list[Any]) -> None:
     made: tuple[SecretGrant, ...] = ()

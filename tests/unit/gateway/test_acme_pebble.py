@@ -29,6 +29,8 @@ from cloche_server.telemetry.metrics import REGISTRY
 from cloche_server.wiring_tls import build_certificates
 from kit.pebble import Pebble, pebble
 
+pytestmark = pytest.mark.thorough
+
 BASE = "preview.example.test"
 OWN = "app.elsewhere.test"
 PROTOCOLS = ("h2", "http/1.1")

@@ -28,6 +28,8 @@ from cloche_server.gateway.exchange import Exchange
 from cloche_server.gateway.tls import Certificate
 from cloche_server.host.sockets import SocketStream
 
+pytestmark = pytest.mark.thorough
+
 
 def write_certificate(folder: Path, name: str) -> tuple[Path, Path]:
     key = ec.generate_private_key(ec.SECP256R1())

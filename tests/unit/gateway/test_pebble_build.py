@@ -10,6 +10,8 @@ import pytest
 
 from kit import pebble
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("refuses", [True, False])
 def test_a_module_proxy_that_is_not_there_is_told(tmp_path: Path, refuses: bool) -> None:

@@ -21,6 +21,8 @@ from cloche_server.guest.errors import LinkLost
 from cloche_server.guest.frames import Exit, Frame, Gap, Output
 from cloche_server.guest.types import ExecRequest, RenewRequest
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def client(agent_client: GuestClient) -> GuestClient:

@@ -13,6 +13,8 @@ from cloche_server.guest.frames import Exit, Output
 from cloche_server.guest.streams import ExecCall
 from cloche_server.guest.types import ExecRequest
 
+pytestmark = pytest.mark.thorough
+
 DATA = os.urandom(3_000_000)
 
 

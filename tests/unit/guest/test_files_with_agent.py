@@ -14,6 +14,8 @@ import pytest
 from cloche_server.core.errors import ClocheError
 from cloche_server.guest.client import GuestClient
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 def client(agent_client: GuestClient) -> GuestClient:

@@ -15,6 +15,8 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.guest.errors import LinkLost
 from cloche_server.guest.h2link import Link
 
+pytestmark = pytest.mark.thorough
+
 
 async def test_connect_and_a_small_call(peer: FakePeer, link: Link) -> None:
     assert link.generation == 1

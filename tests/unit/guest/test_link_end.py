@@ -13,6 +13,8 @@ from hyperframe.frame import DataFrame, HeadersFrame
 from cloche_server.guest.errors import LinkLost, LinkTimeout, StreamBroken
 from cloche_server.guest.h2link import Link
 
+pytestmark = pytest.mark.thorough
+
 
 async def test_closing_an_unfinished_response_resets_it(peer: FakePeer, link: Link) -> None:
     async def head_only(call: Call) -> None:

@@ -13,6 +13,8 @@ from cloche_server.guest.errors import LinkTimeout
 from cloche_server.guest.h2link import Link
 from cloche_server.guest.h2stream import STREAM_WINDOW
 
+pytestmark = pytest.mark.thorough
+
 
 async def test_stalled_readers_hold_up_nobody_and_stay_in_their_windows(peer: FakePeer, link: Link) -> None:
     async def endless(call: Call) -> None:

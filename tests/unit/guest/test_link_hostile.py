@@ -12,6 +12,8 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.guest.errors import LinkLost
 from cloche_server.guest.h2link import Link
 
+pytestmark = pytest.mark.thorough
+
 
 async def test_huge_response_headers_end_the_link(peer: FakePeer, link: Link) -> None:
     async def huge(call: Call) -> None:

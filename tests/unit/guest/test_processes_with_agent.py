@@ -22,6 +22,8 @@ from cloche_server.core.records import ExecDefaults
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.types import ExecRequest
 
+pytestmark = pytest.mark.thorough
+
 W, SB = "w", "s" * 20
 
 

@@ -22,6 +22,8 @@ from cloche_server.guest.client import GuestClient
 from cloche_server.host.clock import SystemClock
 from cloche_server.ssh import server as server_module
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 async def site(agent_client: GuestClient, tmp_path: Path) -> AsyncIterator[SshSite]:

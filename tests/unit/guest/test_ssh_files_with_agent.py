@@ -14,6 +14,8 @@ from ssh_site import SB, SshSite, run, ssh_site
 
 from cloche_server.guest.client import GuestClient
 
+pytestmark = pytest.mark.thorough
+
 CONTENT = bytes(range(256)) * 9000 + b"end"
 
 

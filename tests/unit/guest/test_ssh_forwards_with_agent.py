@@ -19,6 +19,8 @@ from cloche_server.core.errors import ClocheError
 from cloche_server.guest.client import GuestClient
 from cloche_server.ssh.remote import MAX_ARRIVALS, MAX_LISTENERS, is_listenable
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 async def site(agent_client: GuestClient, tmp_path: Path) -> AsyncIterator[SshSite]:

@@ -13,6 +13,8 @@ from ssh_site import SB, SshSite, ssh_site
 from cloche_server.core.errors import ClocheError
 from cloche_server.guest.client import GuestClient
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.fixture
 async def site(agent_client: GuestClient, tmp_path: Path) -> AsyncIterator[SshSite]:

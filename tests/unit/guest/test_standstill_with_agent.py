@@ -8,9 +8,13 @@ import signal
 import socket
 import struct
 
+import pytest
+
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.frames import Exit, Output
 from cloche_server.guest.types import ExecRequest
+
+pytestmark = pytest.mark.thorough
 
 
 def pid_behind(path: str) -> int:

@@ -27,6 +27,8 @@ from cloche_server.guest.client import GuestClient
 from cloche_server.settings import Settings
 from kit.sockets import Refused, Socket
 
+pytestmark = pytest.mark.thorough
+
 TOKEN = "pds_" + "0123456789abcdef" * 2
 READER = "pds_" + "f" * 32
 

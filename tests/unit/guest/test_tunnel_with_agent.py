@@ -16,6 +16,8 @@ from cloche_server.guest import tunnel as tunnel_module
 from cloche_server.guest.client import GuestClient
 from cloche_server.guest.tunnel import MAX_LINGERING
 
+pytestmark = pytest.mark.thorough
+
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 

@@ -23,7 +23,7 @@ from cloche_server.storage import flatten
 from cloche_server.storage.flatten import check_disk, flatten_disk
 from cloche_server.storage.qcow2 import read_front
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="builds jails")
+pytestmark = [pytest.mark.thorough, pytest.mark.skipif(os.geteuid() != 0, reason="builds jails")]
 
 MIB = 1024 * 1024
 BOUNDS = Bounds(20, 10, 256, 1)

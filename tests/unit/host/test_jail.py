@@ -77,6 +77,7 @@ def run_filter(number: int, argument: int = 0, arch: int = 0xC000003E, second: i
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 
 
+@pytest.mark.thorough
 def test_the_filter_refuses_what_is_listed_and_nothing_else() -> None:
     for number in range(470):
         answer = run_filter(number, argument=1)

@@ -6,9 +6,13 @@ import asyncio
 import subprocess
 import sys
 
+import pytest
+
 from cloche_server.core.records import ProcessRef
 from cloche_server.host import measure, process
 from cloche_server.host.watch import ProcessWatch
+
+pytestmark = pytest.mark.thorough
 
 #: Works on two threads until it has used a third of a second, tells, and waits.
 BUSY = """

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from kit.code_bridge import BridgeClient, bridge
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.thorough, pytest.mark.asyncio(loop_scope="module")]
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -6,11 +6,14 @@ import importlib.util
 import sys
 from types import ModuleType
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jupyter_client.session import Session
 
 from kit.code_bridge import SOURCE
+
+pytestmark = pytest.mark.thorough
 
 
 def _load() -> ModuleType:

@@ -15,6 +15,7 @@ from kit.cells import NOBODY
 from kit.code_bridge import BridgeClient, bridge
 
 pytestmark = [
+    pytest.mark.thorough,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(
         shutil.which("R") is None, reason="R is not installed here: apt-get install r-cran-irkernel (./test does it)"

@@ -26,6 +26,8 @@ from http_kit import (
     read_answer,
 )  # fmt: skip
 
+pytestmark = pytest.mark.thorough
+
 BIG = os.urandom(1 << 20) * 5
 ZIPPED = gzip.compress(b"text " * 10_000)
 CHUNKED = chunk(b"first") + chunk(b"second, " * 1000) + chunk(BIG[:100_000])

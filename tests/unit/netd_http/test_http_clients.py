@@ -21,6 +21,8 @@ from http_kit import PLACEHOLDER, VALUE, Recorder, Seen, Stage, answered, grant
 from cloche_server.core.secrets import CA_BUNDLE, TRUST_ENV
 from kit.data import CHECKOUT
 
+pytestmark = pytest.mark.thorough
+
 #: A name that everything resolves, and that is sent in SNI.
 NAME = "localhost"
 BODY = bytes(range(256)) * 5000

@@ -21,6 +21,8 @@ from test_http_clients import BODY, NAME, guest
 
 from cloche_server.host.certificates import issue, server_context
 
+pytestmark = pytest.mark.thorough
+
 JAVA = """
 import java.io.*; import java.net.*; import java.net.http.*; import java.security.*; import java.util.*;
 public class Main {

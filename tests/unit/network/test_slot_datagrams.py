@@ -20,7 +20,10 @@ from cloche_server.network.slots import Slots, SlotSockets
 from kit.procs import mounts
 
 OBSTACLE = tap_obstacle() or nft_obstacle() or (None if os.geteuid() == 0 else "only root makes namespaces")
-pytestmark = pytest.mark.skipif(OBSTACLE is not None, reason=f"no slot can be made here: {OBSTACLE}")
+pytestmark = [
+    pytest.mark.thorough,
+    pytest.mark.skipif(OBSTACLE is not None, reason=f"no slot can be made here: {OBSTACLE}"),
+]
 
 GUEST, OTHER = IPv4Address(GUEST_IP4), IPv4Address("45.90.1.10")
 _VNET_HEADER = 10
