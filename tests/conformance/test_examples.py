@@ -87,6 +87,8 @@ def test_an_interrupted_example_tidies_up(server: Server, name: str, line: str) 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # Below a shell in the background SIGINT is ignored, and Python leaves it so.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as process:
         try:
             assert process.stdout is not None
