@@ -59,6 +59,7 @@ class Report:
         self.rows.append(Row(name, values, unit, target))
 
     def finish(self) -> None:
+        self.facts["loop_ms_after"] = loop_ms()
         head = ["what", "runs", "p50", "p99", "max", "target p50", "unit"]
         table = [head, *(row.cells() for row in self.rows)]
         widths = [max(len(line[i]) for line in table) for i in range(len(head))]
@@ -131,7 +132,23 @@ def host_facts() -> dict[str, Any]:
         "kernel": platform.release(),
         "accel": "no guest",
         "load_before": round(os.getloadavg()[0], 2),
+        "loop_ms_before": loop_ms(),
     }
+
+
+def loop_ms() -> float:
+    """How fast the machine is at this moment: the median time of a million additions, three times over two seconds.
+
+    A rented machine may run at half its speed for minutes. Compare results of runs whose loops agree.
+    """
+    took = []
+    for _ in range(3):
+        began, total = time.perf_counter(), 0
+        for number in range(1_000_000):
+            total += number
+        took.append(milliseconds(began))
+        time.sleep(0.5)
+    return round(percentile(took, 50), 1)
 
 
 def parser(doc: str | None, runs: int) -> argparse.ArgumentParser:
