@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kit import procs
 from kit.client import Api
 from kit.server import Server, environment
 
@@ -87,8 +88,7 @@ def test_an_interrupted_example_tidies_up(server: Server, name: str, line: str) 
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        # Below a shell in the background SIGINT is ignored, and Python leaves it so.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        preexec_fn=procs.heed_interrupts,
     ) as process:
         try:
             assert process.stdout is not None

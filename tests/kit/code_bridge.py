@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+from kit import procs
+
 SOURCE = Path(__file__).resolve().parents[2] / "templates" / "code-interpreter" / "bridge"
 
 
@@ -102,7 +104,12 @@ async def bridge(folder: Path) -> AsyncIterator[BridgeClient]:
     # ipykernel does not catch what programs write while it is tested itself.
     env.pop("PYTEST_CURRENT_TEST", None)
     process = await asyncio.create_subprocess_exec(
-        sys.executable, str(SOURCE / "bridge.py"), env=env, stdout=asyncio.subprocess.PIPE, start_new_session=True
+        sys.executable,
+        str(SOURCE / "bridge.py"),
+        env=env,
+        stdout=asyncio.subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=procs.heed_interrupts,
     )
     assert process.stdout is not None
     try:

@@ -44,15 +44,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _boots(item.path):
             item.add_marker(pytest.mark.vm)
+        elif item.get_closest_marker("vm"):
+            raise pytest.UsageError(f"{item.nodeid} is marked vm outside the folders of such tests: it would never run")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """What `-m` leaves out as a whole need not be read, which takes each worker seconds."""
-    wanted = config.getoption("markexpr")
-    if collection_path.parent == _TESTS and collection_path.is_dir() and wanted != "":
-        out = not _boots(collection_path) if wanted == "vm" else wanted.startswith("not vm") and _boots(collection_path)
-        return True if out else None
-    return None
+    if collection_path.parent != _TESTS or not collection_path.is_dir():
+        return None
+    wanted, boots = config.getoption("markexpr"), _boots(collection_path)
+    return (wanted == "vm" and not boots) or (wanted.startswith("not vm") and boots) or None
 
 
 @pytest.hookimpl(trylast=True, specname="pytest_collection_modifyitems")

@@ -32,6 +32,11 @@ class Proc:
                 os.kill(self.pid, number)
 
 
+def heed_interrupts() -> None:
+    """For `preexec_fn`: what a shell starts in the background ignores SIGINT, and so does all that it starts."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def start_time(pid: int) -> int | None:
     """Field 22 of `/proc/PID/stat`; None when there is no such process, or only its corpse."""
     try:

@@ -42,6 +42,11 @@ def parsed(root: Path) -> tuple[Source, ...]:
     return tuple(found)
 
 
+def called(call: ast.Call) -> str:
+    """The name of what is called, without where it comes from."""
+    return call.func.id if isinstance(call.func, ast.Name) else getattr(call.func, "attr", "")
+
+
 def functions(source: Source) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
     for node in source.nodes:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

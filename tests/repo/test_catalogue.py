@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
-from sources import ROOT, SERVER, Source, parsed, strings
+from sources import ROOT, SERVER, Source, called, parsed, strings
 
 from cloche_server.api.app import bare_app
 from cloche_server.api.docs import answers
@@ -23,15 +23,10 @@ from cloche_server.settings import Settings, env_name
 CODE = re.compile(r"[a-z]+(\.[a-z_]+)+|not_implemented|internal")
 
 
-def _name(node: ast.expr) -> str:
-    """Of what is called, without where it comes from."""
-    return node.id if isinstance(node, ast.Name) else getattr(node, "attr", "")
-
-
 def _raised(source: Source) -> Iterator[tuple[int, str]]:
     """Codes in `ClocheError("code", …)`."""
     for node in source.nodes:
-        if isinstance(node, ast.Call) and _name(node.func) == "ClocheError" and node.args:
+        if isinstance(node, ast.Call) and called(node) == "ClocheError" and node.args:
             code = node.args[0]
             if isinstance(code, ast.Constant) and isinstance(code.value, str):
                 yield node.lineno, code.value

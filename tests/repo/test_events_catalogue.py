@@ -6,7 +6,7 @@ import ast
 import re
 import tomllib
 
-from sources import ROOT, SERVER, parsed, strings
+from sources import ROOT, SERVER, called, parsed, strings
 
 from cloche_server.core.happenings import CATALOGUE, TELLS, patterns
 
@@ -38,7 +38,7 @@ def test_every_type_that_is_told_is_in_the_catalogue() -> None:
     told = []
     for source in parsed(SERVER):
         for node in source.nodes:
-            if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in {"tell", "Happening"}:
+            if isinstance(node, ast.Call) and called(node) in {"tell", "Happening"}:
                 kinds = [a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str)]
                 told += [f"{source.name}:{node.lineno} {kind}" for kind in kinds if kind not in CATALOGUE]
     assert not told, told

@@ -26,6 +26,7 @@ from kit.client import Api, Box, checked
 from kit.server import Server
 from kit.until import until
 
+#: The larger number takes emulation a quarter of an hour.
 MANY = 100_000 if os.environ.get("CLOCHE_TEST_ALL") else 5_000
 GROWTH_MIB = 32
 
