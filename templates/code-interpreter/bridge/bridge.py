@@ -83,41 +83,37 @@ class Bridge:
         self, request: dict[str, Any], following: asyncio.Task[dict[str, Any]], writer: asyncio.StreamWriter
     ) -> bool:
         """False when the connection has ended. `following`: what comes behind the request."""
-        out, gone = Outbox(), asyncio.Event()
+        loop = asyncio.get_running_loop()
+        gone: asyncio.Future[None] = loop.create_future()
+
+        def leave() -> None:
+            if not gone.done():
+                gone.set_result(None)
+            out.close()
 
         def watch(_: asyncio.Task[dict[str, Any]]) -> None:
             if following.cancelled() or following.exception() is not None:
-                gone.set()
-                out.close()
+                leave()
 
-        async def work() -> None:
+        def beat() -> None:
+            nonlocal beating
+            out.event({"type": "alive"})
+            beating = loop.call_later(ALIVE_SECONDS, beat)
+
+        out = Outbox(writer, leave)
+        following.add_done_callback(watch)
+        beating = loop.call_later(ALIVE_SECONDS, beat)
+        try:
             try:
                 await (await self._contexts.chosen(request)).run(request, out, gone)
             except Refused as refused:
                 out.end({"type": "refused", **refused.details})
-
-        async def beat() -> None:
-            while True:
-                await asyncio.sleep(ALIVE_SECONDS)
-                out.event({"type": "alive"})
-
-        following.add_done_callback(watch)
-        ending = asyncio.create_task(gone.wait())
-        beating, running = asyncio.create_task(beat()), asyncio.create_task(work())
-        sending = asyncio.create_task(out.drain_to(writer))
-        try:
-            # A broken connection ends the sending, and is seen by the reader as well.
-            await asyncio.wait({sending, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done() and sending.exception() is not None:
-                gone.set()
-                out.close()
-            await asyncio.wait({running})
+            await out.sent()
         finally:
             following.remove_done_callback(watch)
-            for task in (ending, beating, sending):
-                task.cancel()
-            await asyncio.gather(ending, beating, sending, running, return_exceptions=True)
-        return not gone.is_set()
+            beating.cancel()
+            out.close()
+        return not gone.done()
 
 
 def may_connect(peer: tuple[str, int], ours: tuple[str, int]) -> bool:

@@ -53,7 +53,6 @@ class Context:
         self._home: str | None = None
         self._lock = asyncio.Lock()
         self._kernel: Kernel | None = None
-        self._gone: asyncio.Event | None = None
         #: Why the present cell is ended from outside: restarted, deleted or interrupted.
         self._stopped = ""
 
@@ -118,7 +117,7 @@ class Context:
 
     # ------------------------------------------------------------ cells
 
-    async def run(self, request: dict[str, Any], out: Outbox, gone: asyncio.Event) -> None:
+    async def run(self, request: dict[str, Any], out: Outbox, gone: asyncio.Future[None]) -> None:
         """Ends `out` with `end`, or raises `Refused` when nothing was run."""
         if self.queued >= MAX_QUEUED:
             raise Refused("busy", limit=MAX_QUEUED)
@@ -127,7 +126,7 @@ class Context:
             async with self._lock:
                 self.queued -= 1
                 try:
-                    if gone.is_set():
+                    if gone.done():
                         return
                     if self.deleted:
                         raise Refused("no_context")
@@ -143,13 +142,13 @@ class Context:
             kernel = await self.ready()
             await kernel.execute(PRACTICE, lambda *_: None, extra={}, stdin=False, stored=False)
 
-    async def _run(self, kernel: Kernel, request: dict[str, Any], out: Outbox, gone: asyncio.Event) -> None:
+    async def _run(self, kernel: Kernel, request: dict[str, Any], out: Outbox, gone: asyncio.Future[None]) -> None:
         self._stopped = ""
         self.cells += 1
         began, kills = clock(), oom_kills()
         cell = Cell(out)
         out.pressure = kernel.pause
-        out.event({"type": "started", "context": self.id, "language": self.language})
+        out.event({"type": "started", "context": self.id, "language": self.language}, waits=True)
         extra = {
             "base": self._base,
             "env": request.get("env") or {},
@@ -187,32 +186,28 @@ class Context:
                 await self.ready()
 
     async def _watch(
-        self, kernel: Kernel, work: asyncio.Task[Any], deadline: float, gone: asyncio.Event
+        self, kernel: Kernel, work: asyncio.Task[Any], deadline: float, gone: asyncio.Future[None]
     ) -> tuple[str, bool, int | None]:
         """Status ("" for that of the reply), whether the kernel has ended, and how."""
-        left = asyncio.create_task(gone.wait())
         why = ""
-        try:
-            while True:
-                waits: set[asyncio.Task[Any]] = {work} if why else {work, left}
-                left_over = max(0.0, deadline - clock())
-                pause = min(left_over, AGAIN) if why else left_over
-                await asyncio.wait(waits, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-                if work.done():
-                    break
-                if why and clock() < deadline:
-                    # A cell that had not quite begun has not felt the first one.
-                    await kernel.interrupt()
-                    continue
-                if why:
-                    await kernel.kill()
-                    await asyncio.wait({work})
-                    return why, True, None
-                why = "interrupted" if left.done() else "timeout"
-                deadline = clock() + GRACE
+        while True:
+            waits: set[asyncio.Future[Any]] = {work} if why else {work, gone}
+            left_over = max(0.0, deadline - clock())
+            pause = min(left_over, AGAIN) if why else left_over
+            await asyncio.wait(waits, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                break
+            if why and clock() < deadline:
+                # A cell that had not quite begun has not felt the first one.
                 await kernel.interrupt()
-        finally:
-            left.cancel()
+                continue
+            if why:
+                await kernel.kill()
+                await asyncio.wait({work})
+                return why, True, None
+            why = "interrupted" if gone.done() else "timeout"
+            deadline = clock() + GRACE
+            await kernel.interrupt()
         error = work.exception()
         if isinstance(error, Died):
             # What it has still sent is on its way.
@@ -251,6 +246,9 @@ class Cell:
             )
 
     def finish(self, reply: dict[str, Any]) -> None:
+        told = reply.get("cloche")
+        if isinstance(told, dict) and isinstance(told.get("result"), dict):
+            self._out.result(bundle(told["result"]), True)
         for payload in reply.get("payload") or ():
             if isinstance(payload, dict) and payload.get("source") == "page":
                 self._out.result(bundle(payload.get("data") or {}), False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
 import shutil
@@ -119,8 +120,11 @@ class Kernel:
         self._death: asyncio.Future[int] | None = None
         self._current = ""
         self._handler: Handler | None = None
-        self._reply: asyncio.Future[dict[str, Any]] | None = None
-        self._idle: asyncio.Future[None] | None = None
+        self._reply: dict[str, Any] | None = None
+        self._is_idle = False
+        #: The reply, once all output is there.
+        self._done: asyncio.Future[dict[str, Any]] | None = None
+        self._late: asyncio.Handle | None = None
         self._asked: dict[str, Any] | None = None
         #: Something has come by `iopub`, so that nothing is lost there from now on.
         self._heard = False
@@ -143,6 +147,7 @@ class Kernel:
             "cwd": cwd or who.home, "strict": strict, "argv": [*ARGV.get(self.kind, []), str(connection)],
         }  # fmt: skip
         self.pid, self._death = await self._zygote.fork(request)
+        self._death.add_done_callback(self._has_died)
         for name, kind in (("shell", zmq.DEALER), ("control", zmq.DEALER), ("stdin", zmq.DEALER), ("iopub", zmq.SUB)):
             host, port = info["ip"], info[f"{name}_port"]
             address = f"tcp://{host}:{port}" if info["transport"] == "tcp" else f"ipc://{host}-{port}"
@@ -173,31 +178,17 @@ class Kernel:
 
     async def _greet(self) -> None:
         """Until it has answered, and its output comes through as well: a subscription takes a moment."""
-        self._begin(None)
-        self._current = _ANY
-        assert self._reply is not None
+        done = self._begin(None)
+        self._current, self._is_idle = _ANY, True
         self._send("shell", "kernel_info_request", {})
-        await self.alive(asyncio.shield(self._reply))
+        await done
         pause = 0.02
         while not self._heard:
             await asyncio.sleep(pause)
+            if self._death is not None and self._death.done():
+                raise Died(self._death.result())
             pause = min(2 * pause, 1.0)
             self._send("shell", "kernel_info_request", {})
-
-    async def alive(self, work: Any) -> Any:
-        """The result of `work`, unless the kernel ends before. Raises `Died`."""
-        assert self._death is not None
-        task = asyncio.ensure_future(work)
-        try:
-            await asyncio.wait({task, self._death}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                raise Died(self._death.result())
-            return task.result()
-        finally:
-            if not task.done():
-                task.cancel()
-                with contextlib.suppress(BaseException):
-                    await task
 
     @property
     def dead(self) -> bool:
@@ -270,22 +261,21 @@ class Kernel:
     async def _cell(
         self, code: str, handler: Handler, *, extra: dict[str, Any], stdin: bool, silent: bool, stored: bool
     ) -> dict[str, Any]:
-        self._begin(handler)
-        assert self._reply is not None
-        assert self._idle is not None
+        done = self._begin(handler)
         content = {
             "code": code, "silent": silent, "store_history": stored and not silent, "user_expressions": {},
             "allow_stdin": stdin, "stop_on_error": False,
         }  # fmt: skip
         try:
             self._current = self._send("shell", "execute_request", content, {"cloche": extra})
-            reply: dict[str, Any] = await self.alive(self._reply)
-            with contextlib.suppress(TimeoutError):
-                await self.alive(asyncio.wait_for(asyncio.shield(self._idle), IDLE_SECONDS))
+            reply = await done
             self.count = max(self.count, reply.get("execution_count") or 0)
             return reply
         finally:
             self._current, self._handler, self._asked = "", None, None
+            if self._late is not None:
+                self._late.cancel()
+                self._late = None
 
     async def answer(self, text: str) -> bool:
         """Whether somebody has waited for it."""
@@ -295,9 +285,21 @@ class Kernel:
         self._send("stdin", "input_reply", {"value": text}, parent=asked)
         return True
 
-    def _begin(self, handler: Handler | None) -> None:
-        loop = asyncio.get_running_loop()
-        self._handler, self._reply, self._idle = handler, loop.create_future(), loop.create_future()
+    def _begin(self, handler: Handler | None) -> asyncio.Future[dict[str, Any]]:
+        """What comes from now on goes to `handler`. The reply is the result; `Died` when the kernel ends before."""
+        self._handler, self._reply, self._is_idle = handler, None, False
+        self._done = asyncio.get_running_loop().create_future()
+        if self._death is not None and self._death.done():
+            self._has_died(self._death)
+        return self._done
+
+    def _has_died(self, death: asyncio.Future[int]) -> None:
+        if self._done is not None and not self._done.done() and not death.cancelled():
+            self._done.set_exception(Died(death.result()))
+
+    def _end(self) -> None:
+        if self._done is not None and not self._done.done() and self._reply is not None:
+            self._done.set_result(self._reply)
 
     def _send(self, name: str, kind: str, content: dict[str, Any], metadata: Any = None, parent: Any = None) -> str:
         message_id, parts = self._signer.encode(kind, content, metadata, parent)
@@ -316,29 +318,44 @@ class Kernel:
     def _take(self, name: str, message: Message) -> None:
         kind, content = message.kind, message.content
         if name == "shell":
-            if self._reply is not None and not self._reply.done():
-                self._reply.set_result(content)
+            self._replied(content)
         elif name == "stdin" and kind == "input_request":
             self._asked = message.header
             self._tell("input_request", content)
         elif name == "iopub" and kind == "status":
-            if content.get("execution_state") == "idle" and self._idle is not None and not self._idle.done():
-                self._idle.set_result(None)
+            if content.get("execution_state") == "idle":
+                self._is_idle = True
+                self._end()
         elif name == "iopub":
             self._tell(kind, content)
+
+    def _replied(self, content: dict[str, Any]) -> None:
+        if self._reply is not None:
+            return
+        self._reply = content
+        told = content.get("cloche")
+        if self._is_idle or (isinstance(told, dict) and told.get("said") is False):
+            self._end()
+        else:
+            self._late = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._end)
 
     def _tell(self, kind: str, content: dict[str, Any]) -> None:
         if self._handler is not None:
             self._handler(kind, content)
 
 
+@functools.cache
+def _memory_events() -> int:
+    """A descriptor of the events of the memory of this service, which always are those of one control group."""
+    group = Path("/proc/self/cgroup").read_text().strip().split("::", 1)[1].lstrip("/")
+    return os.open(Path("/sys/fs/cgroup", group, "memory.events"), os.O_RDONLY | os.O_CLOEXEC)
+
+
 def oom_kills() -> int:
     """How many processes of this service were killed for want of memory."""
     try:
-        group = Path("/proc/self/cgroup").read_text().strip().split("::", 1)[1].lstrip("/")
-        text = Path("/sys/fs/cgroup", group, "memory.events").read_text()
-        return int(dict(line.split() for line in text.splitlines())["oom_kill"])
-    except (OSError, ValueError, KeyError, IndexError):
+        return int(os.pread(_memory_events(), 4096, 0).split(b"oom_kill ", 1)[1].split(None, 1)[0])
+    except (OSError, ValueError, IndexError):
         return 0
 
 

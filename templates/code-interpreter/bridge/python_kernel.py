@@ -20,6 +20,7 @@ import warnings
 from typing import Any
 
 import zmq
+from iopub import Iopub
 from ipykernel import ipkernel
 from ipykernel.iostream import OutStream
 from ipykernel.ipkernel import IPythonKernel
@@ -44,6 +45,7 @@ class Kernel(IPythonKernel):
         self._seen = identity()
         self._loop: Any = None
         self._once = TransformOnce(self.shell)
+        self._iopub = Iopub(self)
         reseed()
 
     async def do_execute(  # type: ignore[no-untyped-def]
@@ -68,6 +70,8 @@ class Kernel(IPythonKernel):
             reseed()
         os.environ.update(wanted.get("base") or {})
         self._once.forget()
+        ours = "cloche" in (cell_meta or {})
+        self._iopub.begin(ours)
         try:
             if wanted.get("home"):
                 os.chdir(wanted["home"])
@@ -81,7 +85,7 @@ class Kernel(IPythonKernel):
             )
         drain(sys.stdout)
         drain(sys.stderr)
-        return reply
+        return {**reply, "cloche": self._iopub.end()} if ours else reply
 
     def _copied(self) -> None:
         """A cell that forks goes on in both processes. The copy ends where the cell does: the loop, and the sockets
@@ -95,7 +99,8 @@ class Kernel(IPythonKernel):
     # Who runs a cell by the bridge knows that the kernel is busy, and with what; other clients of Jupyter are told.
 
     def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
-        if status != "busy" or not is_ours(parent or self.get_parent(channel)):
+        known = is_ours(parent or self.get_parent(channel)) and (status == "busy" or self._iopub.is_told())
+        if not known:
             super()._publish_status(status, channel, parent)
 
     def _publish_execute_input(self, code: str, parent: Any, execution_count: int) -> None:
