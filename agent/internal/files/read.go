@@ -117,34 +117,49 @@ var copyBuffers = sync.Pool{New: func() any {
 	return &b
 }}
 
+// pieceSize is as much as goes with its head into one frame of HTTP/2, and with
+// that into two whole writes to the port.
+const pieceSize = 64<<10 - wire.FrameHead
+
+// sendBuffers have room for what is left of a piece before each part of a file.
+var sendBuffers = sync.Pool{New: func() any {
+	b := make([]byte, 64<<10+copySize)
+	return &b
+}}
+
 // CopyTo sends the content: exactly Size bytes, or up to the end.
 func (c *Content) CopyTo(w io.Writer) error {
-	bp := copyBuffers.Get().(*[]byte)
-	defer copyBuffers.Put(bp)
-	left := c.Size
-	for left != 0 {
-		b := *bp
-		if left > 0 {
-			b = b[:min(int64(len(b)), left)]
-		}
-		n, err := c.file.Read(b)
-		if n > 0 {
-			if _, werr := w.Write(b[:n]); werr != nil {
-				return werr
-			}
-			if left > 0 {
-				left -= int64(n)
-			}
-		}
-		if err == io.EOF && c.Size < 0 {
-			return nil
-		}
+	if c.Size < 0 {
+		bp := copyBuffers.Get().(*[]byte)
+		defer copyBuffers.Put(bp)
+		_, err := io.CopyBuffer(struct{ io.Writer }{w}, struct{ io.Reader }{c.file}, *bp)
+		return err
+	}
+	bp := sendBuffers.Get().(*[]byte)
+	defer sendBuffers.Put(bp)
+	buf, from := *bp, len(*bp)-copySize
+	kept := 0
+	for left := c.Size; left > 0; {
+		n, err := c.file.Read(buf[from : from+int(min(copySize, left))])
 		if err == io.EOF {
 			return ErrShrunk
 		}
 		if err != nil {
 			return err
 		}
+		left -= int64(n)
+		ready := buf[from-kept : from+n]
+		whole := len(ready) - len(ready)%pieceSize
+		if left == 0 {
+			whole = len(ready)
+		}
+		for sent := 0; sent < whole; sent += pieceSize {
+			if _, err := w.Write(ready[sent:min(sent+pieceSize, whole)]); err != nil {
+				return err
+			}
+		}
+		kept = len(ready) - whole
+		copy(buf[from-kept:from], ready[whole:])
 	}
 	return nil
 }

@@ -39,7 +39,7 @@ type pump struct {
 }
 
 var buffers = sync.Pool{New: func() any {
-	b := make([]byte, wire.HeaderSize+wire.MaxPayload)
+	b := make([]byte, wire.HeaderSize+wire.FullPayload)
 	return &b
 }}
 

@@ -61,11 +61,23 @@ func (p *pipes) input(r *Request) *input {
 
 func (p *pipes) open(null int, r *Request, id *users.Identity) (err error) {
 	input, keep := r.Stdin, r.StdinMode == "pipe"
-	if p.stdout, p.child[1], err = outPipe(id); err != nil {
+	// A program that is none of ours may care what its streams are.
+	carries := r.Tools && r.Argv != nil && keep && !r.Detach
+	if carries {
+		if p.child[0], p.kept, err = socketPair("stdin", true); err != nil {
+			return err
+		}
+		if p.child[1], p.stdout, err = socketPair("output", false); err != nil {
+			return err
+		}
+	} else if p.stdout, p.child[1], err = outPipe(id); err != nil {
 		return err
 	}
 	if p.stderr, p.child[2], err = outPipe(id); err != nil {
 		return err
+	}
+	if carries {
+		return nil
 	}
 	if input == nil && !keep {
 		p.child[0], p.shared = null, true
@@ -95,6 +107,28 @@ func (p *pipes) open(null int, r *Request, id *users.Identity) (err error) {
 	}
 	p.stdin, err = pollable(fd[1], "stdin")
 	return err
+}
+
+// socketPair makes what large data go through faster than through a pipe, whose
+// pages are counted one by one: the child's end, and ours.
+func socketPair(name string, in bool) (int, *os.File, error) {
+	fd, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, nil, err
+	}
+	from, to := fd[0], fd[1]
+	if in {
+		from, to = to, from
+	}
+	sys.WidenSocket(from, widePipe)
+	// Nothing goes the other way.
+	_ = syscall.Shutdown(to, syscall.SHUT_WR)
+	f, err := pollable(fd[1], name)
+	if err != nil {
+		_ = syscall.Close(fd[0])
+		return -1, nil, err
+	}
+	return fd[0], f, nil
 }
 
 func outPipe(id *users.Identity) (*os.File, int, error) {

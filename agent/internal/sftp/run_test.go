@@ -145,3 +145,47 @@ func TestNobodyWaitsForTheRest(t *testing.T) {
 	}
 	_ = answers.Close()
 }
+
+// TestLargeReads reads a file in pieces of many sizes, also past its end.
+func TestLargeReads(t *testing.T) {
+	dir := t.TempDir()
+	rnd := rand.New(rand.NewPCG(8, 9))
+	model := make([]byte, 3<<20+1234)
+	for i := range model {
+		model[i] = byte(rnd.Uint32())
+	}
+	path := filepath.Join(dir, "f")
+	if err := os.WriteFile(path, model, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, opened := range []uint32{openRead, openRead | openWrite} {
+		packets := [][]byte{request(fxpInit, 3), request(fxpOpen, 0, "/f", opened, none)}
+		type look struct{ at, n int }
+		looks := map[uint32]look{}
+		for id := uint32(1); id < 60; id++ {
+			l := look{int(id-1) * maxData, maxData}
+			if rnd.IntN(3) == 0 {
+				l = look{rnd.IntN(len(model) + 5000), 1 + rnd.IntN(maxPacket)}
+			}
+			looks[id] = l
+			packets = append(packets, request(fxpRead, id, "1", uint64(l.at), uint32(l.n)))
+		}
+		all, err := serve(t, dir, false, packets...)
+		if err != nil || len(all) != len(packets) {
+			t.Fatalf("%d answers to %d requests: %v", len(all), len(packets), err)
+		}
+		for _, r := range all[2:] {
+			l, want := looks[r.id], ""
+			if l.at < len(model) {
+				want = string(model[l.at:min(l.at+min(l.n, maxData), len(model))])
+			}
+			if want == "" {
+				if !strings.HasPrefix(r.status(), "1 ") {
+					t.Errorf("behind the end: %s", r.status())
+				}
+			} else if r.text() != want {
+				t.Errorf("%d bytes at %d: %d bytes of something else", l.n, l.at, len(r.text()))
+			}
+		}
+	}
+}

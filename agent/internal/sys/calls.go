@@ -160,6 +160,11 @@ func WidenPipe(fd, size int) {
 	_, _, _ = syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), setPipeSize, uintptr(size))
 }
 
+// WidenSocket lets a socket send more than the other end has read.
+func WidenSocket(fd, size int) {
+	_ = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_SNDBUFFORCE, size)
+}
+
 // SetNonblock sets O_NONBLOCK and no other status flag.
 func SetNonblock(fd int) error {
 	_, _, no := syscall.RawSyscall(syscall.SYS_FCNTL, uintptr(fd), syscall.F_SETFL, syscall.O_NONBLOCK)

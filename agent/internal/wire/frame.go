@@ -22,6 +22,12 @@ const (
 	HeaderSize = 13
 	// MaxPayload is the most that one frame carries.
 	MaxPayload = 64 << 10
+	// FrameHead is the length of the fixed part of a frame of HTTP/2.
+	FrameHead = 9
+	// FullPayload is as much as goes with both heads into one frame of HTTP/2,
+	// and with that into two whole writes to the port. A few bytes more would
+	// be one more of each, and cost as much as those.
+	FullPayload = 64<<10 - FrameHead - HeaderSize
 )
 
 // ContentType is the media type of a sequence of frames.

@@ -18,7 +18,9 @@ from .h2stream import STREAM_WINDOW
 CONNECTION_WINDOW: Final = 64 * 1024 * 1024
 """Bytes that may be under way on all streams together; it only has to be more than the line holds."""
 
-_FRAME: Final = 65536
+# With its head as long as two of the pieces that the driver in the guest takes at once: without, the head of every full
+# frame would be a third one.
+MAX_FRAME: Final = 65536 - 9
 _HEADER_LIST: Final = 16384
 
 # What the HTTP/2 library may raise on hostile input; not all of its checks use its own errors.
@@ -82,12 +84,12 @@ def new_connection() -> Connection:
             # whose stream it has forgotten since, as the opening of one, and would end the link for all calls on it.
             code.MAX_CONCURRENT_STREAMS: 1,
             code.INITIAL_WINDOW_SIZE: STREAM_WINDOW,
-            code.MAX_FRAME_SIZE: _FRAME,
+            code.MAX_FRAME_SIZE: MAX_FRAME,
             code.MAX_HEADER_LIST_SIZE: _HEADER_LIST,
         },
     )
     _make_lean(conn)
-    conn.max_inbound_frame_size = _FRAME
+    conn.max_inbound_frame_size = MAX_FRAME
     conn.initiate_connection()
     conn.increment_flow_control_window(CONNECTION_WINDOW - 65535)
     return conn
@@ -121,5 +123,5 @@ class FrameGuard:
                 return True
             self._skip = int.from_bytes(self._head[:3], "big")
             self._head = b""
-            if self._skip > _FRAME:
+            if self._skip > MAX_FRAME:
                 return False
