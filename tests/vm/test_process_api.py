@@ -79,6 +79,7 @@ def test_a_job_is_stopped_and_brought_back(procs: Procs) -> None:
     with procs.socket("/ssh?cols=80&rows=24") as shell:
         shell.type(b"sh -c 'echo job-$((40+1)); exec sleep 4343'\n")
         shell.until(b"job-41")
+        until(lambda: procs.box.exec("pgrep -fx 'sleep 4343'").stdout)
         shell.type(b"\x1a")
         shell.until(b"Stopped")
         assert procs.box.exec("ps -o stat= -p $(pgrep -fx 'sleep 4343')").stdout.startswith("T")
