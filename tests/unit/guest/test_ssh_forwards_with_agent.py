@@ -174,10 +174,12 @@ async def test_a_client_that_refuses_what_comes(site: SshSite) -> None:
     async with await site.connect() as client:
         port = (await client.forward_remote_port("localhost", 0, "127.0.0.1", 1)).get_port()
         for _ in range(MAX_ARRIVALS + 5):  # none of them may keep its place
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            with pytest.raises(ConnectionResetError):
-                assert await reader.read() == b"never"
-            writer.close()
+            with pytest.raises(ConnectionResetError):  # perhaps while it is made
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                try:
+                    assert await reader.read() == b"never"
+                finally:
+                    writer.close()
 
 
 async def test_a_sandbox_that_goes_ends_the_connection(site: SshSite, agent_client: GuestClient) -> None:
