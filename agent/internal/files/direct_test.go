@@ -27,15 +27,20 @@ func (p *pieces) Read(b []byte) (int, error) {
 	return n, nil
 }
 
+func noise(rnd *rand.Rand, size int) []byte {
+	data := make([]byte, size)
+	for i := range data {
+		data[i] = byte(rnd.Uint32())
+	}
+	return data
+}
+
 // TestLargeFilesAreWhole writes files around the page cache, where the file
 // system can do that, and checks every byte, what was before them, and that
 // the descriptor is as it was.
 func TestLargeFilesAreWhole(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
-	data := make([]byte, 5<<20)
-	for i := range data {
-		data[i] = byte(rnd.Uint32())
-	}
+	data := noise(rnd, 5<<20)
 	for _, flags := range []int{os.O_RDWR, os.O_RDWR | os.O_APPEND} {
 		for _, before := range []int{0, 1, 4096} {
 			for _, size := range []int{0, 1, sys.DirectAfter - 1, sys.DirectAfter + 4096, len(data) - 4097, len(data) - 1, len(data)} {

@@ -117,10 +117,6 @@ var copyBuffers = sync.Pool{New: func() any {
 	return &b
 }}
 
-// pieceSize is as much as goes with its head into one frame of HTTP/2, and with
-// that into two whole writes to the port.
-const pieceSize = 64<<10 - wire.FrameHead
-
 // sendBuffers have room for what is left of a piece before each part of a file.
 var sendBuffers = sync.Pool{New: func() any {
 	b := make([]byte, 64<<10+copySize)
@@ -149,12 +145,12 @@ func (c *Content) CopyTo(w io.Writer) error {
 		}
 		left -= int64(n)
 		ready := buf[from-kept : from+n]
-		whole := len(ready) - len(ready)%pieceSize
+		whole := len(ready) - len(ready)%wire.FullFrame
 		if left == 0 {
 			whole = len(ready)
 		}
-		for sent := 0; sent < whole; sent += pieceSize {
-			if _, err := w.Write(ready[sent:min(sent+pieceSize, whole)]); err != nil {
+		for sent := 0; sent < whole; sent += wire.FullFrame {
+			if _, err := w.Write(ready[sent:min(sent+wire.FullFrame, whole)]); err != nil {
 				return err
 			}
 		}

@@ -6,15 +6,13 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"cloche.dev/agent/internal/wire"
 )
 
 func largeFile(t *testing.T, size int) (string, []byte) {
 	t.Helper()
-	rnd := rand.New(rand.NewPCG(7, uint64(size)))
-	data := make([]byte, size)
-	for i := range data {
-		data[i] = byte(rnd.Uint32())
-	}
+	data := noise(rand.New(rand.NewPCG(7, uint64(size))), size)
 	path := filepath.Join(t.TempDir(), "f")
 	must(t, os.WriteFile(path, data, 0o600))
 	return path, data
@@ -36,7 +34,7 @@ func (s *sent) Write(b []byte) (int, error) {
 // reads.
 func TestFilesAreSentWholeInFullPieces(t *testing.T) {
 	f := &FS{}
-	for _, size := range []int{0, 1, pieceSize, pieceSize + 1, copySize + 1, 2*copySize - 1, 5<<20 - 1, 5 << 20} {
+	for _, size := range []int{0, 1, wire.FullFrame, wire.FullFrame + 1, copySize + 1, 2*copySize - 1, 5<<20 - 1, 5 << 20} {
 		path, data := largeFile(t, size)
 		for _, r := range []*Range{nil, {0, -1}, {1, -1}, {copySize, -1}, {1<<20 + 77, 2 << 20}, {-1, 3<<20 + 5}} {
 			c, err := f.Open(rootUser, path)
@@ -57,7 +55,7 @@ func TestFilesAreSentWholeInFullPieces(t *testing.T) {
 				t.Errorf("%d bytes, %+v: something else has come", size, r)
 			}
 			for i, n := range out.pieces[:max(len(out.pieces)-1, 0)] {
-				if n != pieceSize {
+				if n != wire.FullFrame {
 					t.Errorf("%d bytes, %+v: piece %d has %d bytes", size, r, i, n)
 				}
 			}

@@ -1,9 +1,11 @@
 package link
 
+import "cloche.dev/agent/internal/wire"
+
 const (
 	// MaxFrame is the largest HTTP/2 frame that the agent announces.
 	MaxFrame    = 64 << 10
-	frameHeader = 9
+	frameHeader = wire.FrameHead
 	typeGoAway  = 0x7
 )
 

@@ -62,22 +62,14 @@ func (p *pipes) input(r *Request) *input {
 func (p *pipes) open(null int, r *Request, id *users.Identity) (err error) {
 	input, keep := r.Stdin, r.StdinMode == "pipe"
 	// A program that is none of ours may care what its streams are.
-	carries := r.Tools && r.Argv != nil && keep && !r.Detach
-	if carries {
-		if p.child[0], p.kept, err = socketPair("stdin", true); err != nil {
-			return err
-		}
-		if p.child[1], p.stdout, err = socketPair("output", false); err != nil {
-			return err
-		}
-	} else if p.stdout, p.child[1], err = outPipe(id); err != nil {
+	if r.Tools && r.Argv != nil && keep && !r.Detach {
+		return p.openSockets(id)
+	}
+	if p.stdout, p.child[1], err = outPipe(id); err != nil {
 		return err
 	}
 	if p.stderr, p.child[2], err = outPipe(id); err != nil {
 		return err
-	}
-	if carries {
-		return nil
 	}
 	if input == nil && !keep {
 		p.child[0], p.shared = null, true
@@ -109,26 +101,39 @@ func (p *pipes) open(null int, r *Request, id *users.Identity) (err error) {
 	return err
 }
 
-// socketPair makes what large data go through faster than through a pipe, whose
-// pages are counted one by one: the child's end, and ours.
-func socketPair(name string, in bool) (int, *os.File, error) {
+// openSockets is for what carries files: a pipe is slower, for its pages are
+// counted one by one.
+func (p *pipes) openSockets(id *users.Identity) (err error) {
+	if p.kept, p.child[0], err = socketPair("stdin", true); err != nil {
+		return err
+	}
+	if p.stdout, p.child[1], err = socketPair("output", false); err != nil {
+		return err
+	}
+	p.stderr, p.child[2], err = outPipe(id)
+	return err
+}
+
+// socketPair makes our end, which sends or receives, and the child's.
+func socketPair(name string, sends bool) (*os.File, int, error) {
 	fd, err := syscall.Socketpair(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return -1, nil, err
+		return nil, -1, err
 	}
-	from, to := fd[0], fd[1]
-	if in {
-		from, to = to, from
+	ours, child := fd[0], fd[1]
+	from, to := child, ours
+	if sends {
+		from, to = ours, child
 	}
 	sys.WidenSocket(from, widePipe)
 	// Nothing goes the other way.
 	_ = syscall.Shutdown(to, syscall.SHUT_WR)
-	f, err := pollable(fd[1], name)
+	f, err := pollable(ours, name)
 	if err != nil {
-		_ = syscall.Close(fd[0])
-		return -1, nil, err
+		_ = syscall.Close(child)
+		return nil, -1, err
 	}
-	return fd[0], f, nil
+	return f, child, nil
 }
 
 func outPipe(id *users.Identity) (*os.File, int, error) {

@@ -13,15 +13,14 @@ import (
 
 const (
 	header = 4
-	// MaxPayload is the longest payload of a frame.
-	MaxPayload = 32 << 10
-	// full is as much as goes with both heads into one write to the port.
-	full     = MaxPayload - wire.FrameHead - header
-	upBuffer = 16 << 10
+	// MaxPayload is the longest payload of a frame: with both heads it goes into
+	// one write to the port.
+	MaxPayload = wire.PortWrite - wire.FrameHead - header
+	upBuffer   = 16 << 10
 )
 
 var (
-	down = sync.Pool{New: func() any { return new([header + full]byte) }}
+	down = sync.Pool{New: func() any { return new([header + MaxPayload]byte) }}
 	up   = sync.Pool{New: func() any { return new([upBuffer]byte) }}
 )
 
@@ -76,7 +75,7 @@ func send(conn Conn, body io.Reader) error {
 
 // receive copies what the server sends, frame by frame.
 func receive(w io.Writer, flush func() error, conn Conn) error {
-	buf := down.Get().(*[header + full]byte)
+	buf := down.Get().(*[header + MaxPayload]byte)
 	defer down.Put(buf)
 	for {
 		n, err := conn.Read(buf[header:])

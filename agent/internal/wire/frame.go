@@ -24,10 +24,14 @@ const (
 	MaxPayload = 64 << 10
 	// FrameHead is the length of the fixed part of a frame of HTTP/2.
 	FrameHead = 9
-	// FullPayload is as much as goes with both heads into one frame of HTTP/2,
-	// and with that into two whole writes to the port. A few bytes more would
-	// be one more of each, and cost as much as those.
-	FullPayload = 64<<10 - FrameHead - HeaderSize
+	// PortWrite is what the driver of the port takes at once.
+	PortWrite = 32 << 10
+	// FullFrame is as much as goes into one frame of HTTP/2, and with its head
+	// into two whole writes to the port. A few bytes more would be one more of
+	// each, and cost as much as those.
+	FullFrame = 2*PortWrite - FrameHead
+	// FullPayload is as much as goes there in one of ours.
+	FullPayload = FullFrame - HeaderSize
 )
 
 // ContentType is the media type of a sequence of frames.

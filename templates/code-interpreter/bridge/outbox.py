@@ -167,10 +167,14 @@ class Outbox:
                 size += len(piece[-1])
             self._writer.write(b"".join(piece))
             self._size -= size
-            if self._full and self._size < GO:
-                self._full = False
-                if self.pressure is not None:
-                    self.pressure(False)
+            if self._size < GO:
+                self._relieve()
+
+    def _relieve(self) -> None:
+        if self._full:
+            self._full = False
+            if self.pressure is not None:
+                self.pressure(False)
 
     async def _drain(self) -> None:
         try:
@@ -204,6 +208,4 @@ class Outbox:
         self._frames.clear()
         self._text.clear()
         self._size = 0
-        if self._full and self.pressure is not None:
-            self.pressure(False)
-        self._full = False
+        self._relieve()
